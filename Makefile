@@ -1,0 +1,54 @@
+# `make` lists what there is. Everything lands in this folder: .venv (the environment), .tidemark (what the demo keeps).
+
+# The first Python 3.11 or 3.12 on the PATH; UV itself is brought where it is missing.
+PYTHON := $(shell for p in python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && command -v $$p && break; done)
+UV := $(shell command -v uv || echo .uv/bin/uv)
+RUN := .venv/bin
+export UV_PYTHON_DOWNLOADS := never
+unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+
+.DEFAULT_GOAL := help
+.PHONY: help install jars demo clean-demo test check lint bench
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour moving; Ctrl-C ends it
+	@exec $(RUN)/tidemark demo
+
+clean-demo: install  ## forget what the demo kept
+	@$(RUN)/tidemark down >/dev/null 2>&1 || true
+	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs
+
+test: jars  ## the whole suite, a real broker included
+	$(RUN)/pytest
+
+check: install  ## what CI looks at beside the tests: style, layers, types, the lock
+	$(UV) lock --check
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/lint-imports
+	$(RUN)/mypy
+
+bench: jars  ## the race against plain Structured Streaming; writes bench/out/figures.json
+	$(RUN)/python -m bench
+
+jars: install  # Spark's and the broker's jars, pinned in include/ivy.xml
+	@$(RUN)/tidemark jars
+
+install: .venv/.installed  ## the environment, from uv.lock
+
+.venv/.installed: pyproject.toml uv.lock | prerequisites $(UV)
+	$(UV) sync --locked --python $(PYTHON)
+	@touch $@
+
+.PHONY: prerequisites
+prerequisites:
+	@test -n "$(PYTHON)" || { echo "tidemark needs Python 3.11 or 3.12 on the PATH; found: $$(python3 --version 2>&1)" >&2; exit 1; }
+	@java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; v=$$($$java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p'); \
+	test "$${v:-0}" -ge 17 || { echo "tidemark needs a Java runtime of version 17 or newer, on the PATH or in JAVA_HOME; found: $${v:-none}" >&2; exit 1; }
+
+.uv/bin/uv:
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet 'uv>=0.9,<0.14'
