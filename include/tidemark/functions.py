@@ -1,0 +1,56 @@
+"""What the author of a pipeline uses beside PySpark: exact distinct counts that merge, panes, and the business day."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from tidemark.model import duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+PANE_LG_NOMINAL = 20
+VIEW_LG_NOMINAL = 26
+
+
+def distinct(column: str) -> Column:
+    """The set of a column's values, as a theta sketch (BINARY): an aggregate for a rollup that merges by `distinct`.
+
+    A hash set while it has fewer than 2^20 values, hence exact to there, 8 bytes a value, the same bytes in any order.
+    The value is prefixed because sketches skip empty strings; nulls are not counted.
+    """
+    return F.theta_sketch_agg(F.concat(F.lit("="), F.col(column).cast("string")), PANE_LG_NOMINAL)
+
+
+def union(column: str) -> Column:
+    """The union of sets over a group, as a sketch: an aggregate for a view. Exact below 2^26 (67 million) values.
+
+    Beyond, the relative standard error of a count is 1 / sqrt(2^26), the bound of the theta sketch framework
+    (Dasgupta, Lang, Rhodes, Thaler: A Framework for Estimating Stream Expression Cardinalities, 2016).
+    """
+    return F.theta_union_agg(F.col(column), VIEW_LG_NOMINAL)
+
+
+def how_many(sketch: Column | str) -> Column:
+    """How many values a set holds (BIGINT). Not an aggregate: `how_many(union("visitors"))` counts a union."""
+    return F.theta_sketch_estimate(sketch)
+
+
+def pane(column: str, length: str) -> Column:
+    """The start of the pane that an instant lies in; panes are `[start, start + length)` counted from 1970-01-01 UTC."""
+    seconds = F.lit(int(duration(length).total_seconds()))
+    return F.timestamp_seconds(F.floor(F.unix_seconds(F.col(column)) / seconds) * seconds)
+
+
+def day(column: Column | str) -> Column:
+    """The business day (DATE) that an instant lies in, in the zone of the settings: 23, 24 or 25 hours long."""
+    return F.to_date(F.from_utc_timestamp(F.col(column) if isinstance(column, str) else column, zone()))
+
+
+def zone() -> str:
+    """The business time zone of the running Spark session: an IANA name."""
+    session = SparkSession.getActiveSession()
+    return (session.conf.get("spark.tidemark.zone", "UTC") or "UTC") if session else "UTC"

@@ -1,0 +1,418 @@
+"""Topic, Rollup, View, Live and Check: the declarations of a pipeline, as frozen data.
+
+Nothing here runs anything or imports Spark. A declaration that contradicts itself is refused where it is written,
+with a `DeclarationError` whose sentence names the thing, what was wanted and what was found.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+MERGES = ("min", "max", "latest", "distinct")
+PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled")
+UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+TYPES = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "DECIMAL", "TIMESTAMP", "DATE")
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class DeclarationError(ValueError):
+    """A topic, rollup, view or pipeline contradicts itself; the sentence says where and how."""
+
+
+def refuse_if(wrong: bool, sentence: str) -> None:
+    if wrong:
+        raise DeclarationError(sentence)
+
+
+def duration(text: str) -> timedelta:
+    """A length of time in words: `"5 seconds"`, `"2 hours"`, `"7 days"`. Raises `DeclarationError`."""
+    found = re.fullmatch(r"(\d+) (second|minute|hour|day|week)s?", text)
+    if not found:
+        raise DeclarationError(f'"{text}" is not a length of time; write it like "5 seconds", "2 hours" or "7 days"')
+    return timedelta(seconds=int(found[1]) * UNITS[found[2]])
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a topic's schema: a closed list of types, because each is compared with JSON's own."""
+
+    name: str
+    type: str
+    nullable: bool
+
+
+def columns(schema: str, owner: str) -> tuple[Column, ...]:
+    """`"event_id STRING NOT NULL, price DECIMAL(10,2)"` as columns. Raises `DeclarationError`."""
+    found: list[Column] = []
+    for part in re.split(r",(?![^(]*\))", schema):
+        match = re.fullmatch(r"\s*(\w+)\s+([A-Za-z]+(?:\(\s*\d+\s*,\s*\d+\s*\))?)(\s+NOT\s+NULL)?\s*", part, re.IGNORECASE)
+        if not match:
+            raise DeclarationError(f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL]"')
+        name, kind, required = match[1], re.sub(r"\s", "", match[2].upper()), bool(match[3])
+        refuse_if(kind.split("(")[0] not in TYPES, f"{owner}: column {name} has type {kind}; types are {', '.join(TYPES)}")
+        refuse_if(not NAME.fullmatch(name), f"{owner}: column name {name} is not lower case with underscores")
+        refuse_if(name in PLATFORM_COLUMNS, f"{owner}: column {name} is a name that the platform uses; choose another")
+        refuse_if(name in (c.name for c in found), f"{owner}: column {name} stands twice in the schema")
+        found.append(Column(name, kind, nullable=not required))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One Great Expectations expectation, in its own words. `critical` blocks the publication, `warning` does not."""
+
+    expectation: str
+    severity: Literal["critical", "warning"]
+    arguments: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What a verdict calls it: the description given, else the expectation and its column."""
+        column = self.arguments.get("column") or ",".join(self.arguments.get("column_list", ()))
+        return self.arguments.get("description") or " ".join(filter(None, (self.expectation, column)))
+
+
+def expect(expectation: str, *, severity: Literal["critical", "warning"] = "critical", **arguments: Any) -> Check:
+    """A check: an expectation's class name and its arguments, unchanged from Great Expectations' gallery.
+
+    `unexpected_rows_query` may name `{batch}` (the table that is judged) and, by name, any other topic, rollup or view
+    that the judged one reads or that reads the same rollups and is settled in the same run.
+    """
+    refuse_if(
+        not re.fullmatch(r"(Expect\w+|UnexpectedRowsExpectation)", expectation),
+        f'"{expectation}" is not an expectation; write its class name, like "ExpectColumnValuesToNotBeNull"',
+    )
+    refuse_if(severity not in ("critical", "warning"), f'{expectation}: severity is "critical" or "warning", not "{severity}"')
+    return Check(expectation, severity, dict(arguments))
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A Kafka topic, as code.
+
+    `schema` is what an accepted record holds; `id` what makes an event itself (a repeat must equal its original);
+    `event_time` a SQL expression over the schema. `accept_late` refuses records whose event time is older than that
+    beside Kafka's own timestamp; without it nothing is too late. `largest_event` (bytes) is judged, `max_message_bytes`
+    is Kafka's own limit. `sample` draws one event at an instant, for demonstrations.
+    """
+
+    name: str
+    key: str
+    partitions: int
+    schema: str
+    event_time: str
+    id: str | None = None
+    retention: str = "7 days"
+    retention_bytes: int = -1
+    segment: str = "1 day"
+    segment_bytes: int = 256 * 1024 * 1024
+    replication: int | None = None
+    min_insync: int = 1
+    max_message_bytes: int = 16 * 1024 * 1024
+    largest_event: int = 1024 * 1024
+    compacted: bool = False
+    accept_late: str | None = None
+    stream: str = "main"
+    checks: tuple[Check, ...] = ()
+    sample: Callable[[Any, datetime], dict[str, Any]] | None = field(default=None, compare=False)
+    columns: tuple[Column, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        owner = f"topic {self.name}"
+        refuse_if(not NAME.fullmatch(self.name), f"{owner}: a topic's name is lower case with underscores")
+        refuse_if(self.partitions < 1, f"{owner}: partitions must be 1 or more, not {self.partitions}")
+        refuse_if(not NAME.fullmatch(self.stream), f"{owner}: stream {self.stream} is not lower case with underscores")
+        object.__setattr__(self, "columns", columns(self.schema, owner))
+        object.__setattr__(self, "checks", tuple(self.checks))
+        names = [c.name for c in self.columns]
+        for role in ("key", "id"):
+            column = getattr(self, role)
+            refuse_if(
+                column is not None and column not in names, f"{owner}: {role} {column} is not in the schema ({', '.join(names)})"
+            )
+        refuse_if(
+            not set(re.findall(r"\w+", self.event_time)) & set(names),
+            f"{owner}: event_time {self.event_time} names no column of the schema ({', '.join(names)})",
+        )
+        for text in filter(None, (self.retention, self.segment, self.accept_late)):
+            duration(text)
+
+    @property
+    def table(self) -> str:
+        """Where the topic's log stands below the lake."""
+        return f"log/{self.name}"
+
+
+@dataclass(frozen=True)
+class Rollup:
+    """Events folded into rows that merge. Calling it calls its function, so a test can."""
+
+    name: str
+    function: Callable[..., Any] = field(compare=False)
+    reads: Mapping[str, Topic]
+    key: tuple[str, ...]
+    time: str
+    merge: Mapping[str, str]
+    checks: tuple[Check, ...] = ()
+
+    def __post_init__(self) -> None:
+        owner = f"rollup {self.name}"
+        refuse_if(not NAME.fullmatch(self.name), f"{owner}: a rollup's name is lower case with underscores")
+        check_wiring(owner, self.function, self.reads, also=())
+        for parameter, source in self.reads.items():
+            refuse_if(not isinstance(source, Topic), f"{owner}: reads {parameter} from {source!r}; a rollup reads topics only")
+        streams = sorted({t.stream for t in self.reads.values()})
+        refuse_if(
+            len(streams) > 1, f"{owner}: its topics belong to different streams ({', '.join(streams)}); they must share one"
+        )
+        check_key(owner, self.key, self.time)
+        for column, merge in self.merge.items():
+            word = merge.split("(")[0]
+            refuse_if(word not in MERGES, f"{owner}: column {column} merges by {merge}; merges are {', '.join(MERGES)}")
+            refuse_if(
+                word == "latest" and not re.fullmatch(r"latest\(by=\w+\)", merge),
+                f"{owner}: column {column} merges by {merge}; write latest(by=column)",
+            )
+            refuse_if(word != "latest" and merge != word, f"{owner}: column {column} merges by {merge}; {word} takes no argument")
+            refuse_if(column in PLATFORM_COLUMNS, f"{owner}: column {column} is a name that the platform uses; choose another")
+            refuse_if(column in self.key, f"{owner}: column {column} is in the key and cannot merge")
+        by = {m for m in self.merge.values() if m.startswith("latest")}
+        refuse_if(len(by) > 1, f"{owner}: latest names different orders ({', '.join(sorted(by))}); a row has one")
+        for order in by:
+            column = order[len("latest(by=") : -1]
+            refuse_if(self.merge.get(column) != order, f"{owner}: {order} orders by {column}, which must itself merge by {order}")
+        object.__setattr__(self, "checks", tuple(self.checks))
+
+    def __call__(self, *args: Any, **frames: Any) -> Any:
+        return self.function(*args, **frames)
+
+    @property
+    def stream(self) -> str:
+        return next(iter(self.reads.values())).stream
+
+    @property
+    def table(self) -> str:
+        return f"rollups/{self.name}"
+
+
+@dataclass(frozen=True)
+class Live:
+    """How often a view's newest rows are computed again, and how far back a late event still corrects them live."""
+
+    every: str
+    back: str
+
+    def __post_init__(self) -> None:
+        duration(self.every), duration(self.back)
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A shorter way to a view's newest rows, held to the same answer by its law test.
+
+    `step` is the spacing of the view's rows in time. It fills rows missing up to `live.back` behind stream time.
+    """
+
+    function: Callable[..., Any] = field(compare=False)
+    live: Live
+    reads: Mapping[str, Topic | Rollup | View]
+    step: str
+
+    def __call__(self, *args: Any, **frames: Any) -> Any:
+        return self.function(*args, **frames)
+
+
+@dataclass(frozen=True)
+class View:
+    """The answer to a question about a period `[start, end)`: plain columns, one row per key.
+
+    Its function gets inputs from `start - lookback` to `end + lookahead`; rows whose `time` lies in the period are kept.
+    A parameter named `period` is handed a one-row frame with the timestamps `start` and `end`.
+    """
+
+    name: str
+    function: Callable[..., Any] = field(compare=False)
+    reads: Mapping[str, Topic | Rollup | View]
+    key: tuple[str, ...]
+    time: str
+    refresh: Live | None = None
+    lookback: str = "0 seconds"
+    lookahead: str = "0 seconds"
+    checks: tuple[Check, ...] = ()
+    shortcut: Shortcut | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        owner = f"view {self.name}"
+        refuse_if(not NAME.fullmatch(self.name), f"{owner}: a view's name is lower case with underscores")
+        check_wiring(owner, self.function, self.reads, also=("period",))
+        for parameter, source in self.reads.items():
+            refuse_if(
+                not isinstance(source, Topic | Rollup | View),
+                f"{owner}: reads {parameter} from {source!r}; a view reads topics, rollups and views",
+            )
+        check_key(owner, self.key, self.time, day_is_time=True)
+        duration(self.lookback), duration(self.lookahead)
+        object.__setattr__(self, "checks", tuple(self.checks))
+
+    def __call__(self, *args: Any, **frames: Any) -> Any:
+        return self.function(*args, **frames)
+
+    def live(
+        self, *, every: str, back: str, reads: Mapping[str, Topic | Rollup | View], step: str | None = None
+    ) -> Callable[..., Shortcut]:
+        """Declare a shorter way to this view's newest rows; the decorated function stays callable."""
+
+        def declare(function: Callable[..., Any]) -> Shortcut:
+            owner = f"view {self.name}, live way {function.__name__}"
+            refuse_if(self.shortcut is not None, f"{owner}: the view has a live way already")
+            refuse_if(self.refresh is None, f"{owner}: the view is not live; give it live=Live(every=…, back=…) first")
+            check_wiring(owner, function, reads, also=("period",))
+            shortcut = Shortcut(function, Live(every, back), dict(reads), step or every)
+            object.__setattr__(self, "shortcut", shortcut)
+            return shortcut
+
+        return declare
+
+    @property
+    def table(self) -> str:
+        return f"views/{self.name}"
+
+
+Declared = Topic | Rollup | View
+
+
+def check_wiring(owner: str, function: Callable[..., Any], reads: Mapping[str, Any], also: Iterable[str]) -> None:
+    parameters = set(inspect.signature(function).parameters) - set(also)
+    unread, unused = sorted(parameters - set(reads)), sorted(set(reads) - parameters)
+    refuse_if(bool(unread), f"{owner}: parameter {', '.join(unread)} is not in reads ({', '.join(reads) or 'empty'})")
+    refuse_if(bool(unused), f"{owner}: reads {', '.join(unused)}, which its function does not take")
+    refuse_if(not reads, f"{owner}: reads nothing")
+
+
+def check_key(owner: str, key: tuple[str, ...], time: str, day_is_time: bool = False) -> None:
+    refuse_if(not isinstance(key, tuple) or not key, f"{owner}: key must be a tuple of column names, not {key!r}")
+    refuse_if(time not in key, f"{owner}: time {time} is not in the key ({', '.join(key)})")
+    for column in key:
+        platform = column in PLATFORM_COLUMNS and not (day_is_time and column == time == "day")
+        refuse_if(platform, f"{owner}: column {column} is a name that the platform uses; choose another")
+
+
+def rollup(
+    *, reads: Mapping[str, Topic], key: tuple[str, ...], time: str, merge: Mapping[str, str], checks: Iterable[Check] = ()
+) -> Callable[[Callable[..., Any]], Rollup]:
+    """Declare a rollup: the decorated function groups accepted records by `key`, `merge` says how its rows merge."""
+    return lambda function: Rollup(function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks))
+
+
+def view(
+    *,
+    reads: Mapping[str, Topic | Rollup | View],
+    key: tuple[str, ...],
+    time: str,
+    live: Live | None = None,
+    lookback: str = "0 seconds",
+    lookahead: str = "0 seconds",
+    checks: Iterable[Check] = (),
+) -> Callable[[Callable[..., Any]], View]:
+    """Declare a view: the decorated function answers for a period; `live` keeps its newest rows fresh."""
+    return lambda function: View(function.__name__, function, dict(reads), key, time, live, lookback, lookahead, tuple(checks))
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Every declaration of the listed pipelines, by name. Names are unique over topics, rollups and views."""
+
+    topics: Mapping[str, Topic]
+    rollups: Mapping[str, Rollup]
+    views: Mapping[str, View]
+
+    def __getitem__(self, name: str) -> Declared:
+        """The declaration called `name`. Raises `KeyError` with a sentence that lists what there is."""
+        for kind in (self.topics, self.rollups, self.views):
+            if name in kind:
+                return kind[name]
+        raise KeyError(f"there is no topic, rollup or view called {name}; there are {', '.join(sorted(self.names))}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.topics, *self.rollups, *self.views)
+
+    @property
+    def derived(self) -> tuple[Rollup | View, ...]:
+        """Rollups, then views: each after what it reads."""
+        return (*self.rollups.values(), *self.views.values())
+
+    def stream(self, name: str) -> Catalog:
+        """What one stream runs: its topics and the rollups over them. Views belong to no stream."""
+        return Catalog(
+            {n: t for n, t in self.topics.items() if t.stream == name},
+            {n: r for n, r in self.rollups.items() if r.stream == name},
+            {},
+        )
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(sorted({t.stream for t in self.topics.values()}))
+
+
+def sources(declared: Declared) -> tuple[Declared, ...]:
+    """What a declaration reads, its live way included, each once."""
+    reads = list(getattr(declared, "reads", {}).values())
+    if isinstance(declared, View) and declared.shortcut:
+        reads += declared.shortcut.reads.values()
+    return tuple({r.name: r for r in reads}.values())
+
+
+def streams_of(declared: Declared) -> frozenset[str]:
+    """The streams whose batches a table depends on."""
+    if isinstance(declared, Topic):
+        return frozenset({declared.stream})
+    return frozenset().union(*(streams_of(s) for s in sources(declared)))
+
+
+def comment(declared: Declared) -> str:
+    """What a table's description says: the docstring of its function."""
+    if isinstance(declared, Topic):
+        return f"Every record of topic {declared.name}, once; reject says why one was not accepted."
+    return " ".join((declared.function.__doc__ or "").split())
+
+
+def catalog(pipelines: Iterable[Any]) -> Catalog:
+    """Everything that the given modules declare, views ordered so that each follows what it reads.
+
+    Raises `DeclarationError` for two declarations of one name, and for a source that no listed pipeline declares.
+    """
+    found: dict[str, Declared] = {}
+    homes: dict[str, str] = {}
+    for pipeline in pipelines:
+        for declared in vars(pipeline).values():
+            if isinstance(declared, Topic | Rollup | View):
+                known = found.setdefault(declared.name, declared)
+                refuse_if(
+                    known is not declared,
+                    f"{declared.name} is declared in {homes.get(declared.name)} and again in {pipeline.__name__}; names are unique",
+                )
+                homes.setdefault(declared.name, pipeline.__name__)
+    ordered: dict[str, Declared] = {}
+
+    def place(declared: Declared) -> None:
+        for source in sources(declared):
+            refuse_if(
+                found.get(source.name) is not source,
+                f"{declared.name} reads {source.name}, which no listed pipeline declares; add its file to pipelines/__init__.py",
+            )
+            place(source)
+        ordered[declared.name] = declared
+
+    for declared in found.values():
+        place(declared)
+    return Catalog(
+        {n: d for n, d in ordered.items() if isinstance(d, Topic)},
+        {n: d for n, d in ordered.items() if isinstance(d, Rollup)},
+        {n: d for n, d in ordered.items() if isinstance(d, View)},
+    )
