@@ -1,0 +1,320 @@
+"""Records → events → rows → answers: what the live side and settling share, so that they cannot drift."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from tidemark import functions
+from tidemark.model import Catalog, Column, DeclarationError, Declared, Rollup, Topic, View, duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as Expression
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+AHEAD = "5 minutes"
+OLDEST = "2000-01-01T00:00:00Z"
+ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)$"
+MILLIS_OF_YEAR_10000 = 253_402_300_800_000
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+# ---------------------------------------------------------------------------------------------------- records → events
+
+
+def judged(topic: Topic, records: DataFrame) -> DataFrame:
+    """Kafka records (Spark's columns: key, value, partition, offset, timestamp, headers) as rows of the topic's log.
+
+    Columns: the topic's own (null where rejected), `kafka`, `reject` (null where accepted), `event_time`, `day`.
+    One row for each record, always: a record that cannot be read has its bytes and the reason. JSON types are compared,
+    nothing is bent. Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
+    """
+    size, text = F.coalesce(F.length("value"), F.lit(0)), F.col("value").cast("string")
+    # The value is parsed as [value, hash of it]: the parser alone would accept `{"a":1} garbage`.
+    wrapped = F.concat(F.lit("["), text, F.lit(","), F.xxhash64("value").cast("string"), F.lit("]"))
+    readable = (size > 0) & (size <= topic.largest_event) & F.expr("is_valid_utf8(cast(value AS string))")
+    parsed = records.select(
+        F.struct(
+            F.col("partition").cast("int").alias("partition"),
+            F.col("offset").cast("bigint").alias("offset"),
+            F.col("timestamp").cast("timestamp").alias("timestamp"),
+            "key",
+            "value",
+            F.col("headers").cast(HEADERS).alias("headers"),
+        ).alias("kafka"),
+        size.alias("_size"),
+        F.xxhash64("value").alias("_hash"),
+        F.when(readable, F.try_parse_json(wrapped)).alias("_json"),
+    )
+    whole = F.expr("try_variant_get(_json, '$[1]', 'bigint') = _hash AND variant_get(_json, '$[2]') IS NULL")
+    typed = parsed.withColumn("_type", F.expr("schema_of_variant(variant_get(_json, '$[0]'))")).withColumn(
+        "_broken",
+        F.when(F.col("kafka.value").isNull(), "no value")
+        .when(F.col("_size") == 0, "empty value")
+        .when(F.col("_size") > topic.largest_event, f"larger than {topic.largest_event} bytes")
+        .when(~F.expr("is_valid_utf8(cast(kafka.value AS string))"), "not UTF-8")
+        .when(F.col("_json").isNull() | ~F.coalesce(whole, F.lit(False)), "not JSON")
+        .when(~F.col("_type").startswith("OBJECT"), "not a JSON object"),
+    )
+    typed = typed.select(
+        "kafka",
+        "_broken",
+        *(F.expr(f"variant_get(_json, '$[0].{c.name}')").alias(f"_v_{c.name}") for c in topic.columns),
+    ).select(
+        "*",
+        *(F.coalesce(F.expr(f"schema_of_variant(_v_{c.name})"), F.lit("MISSING")).alias(f"_t_{c.name}") for c in topic.columns),
+    )
+    typed = typed.select("*", *(read_as(c).alias(c.name) for c in topic.columns))
+    problems = [F.col("_broken"), *(problem(c) for c in topic.columns)]
+    timed = typed.withColumn("_event_time", event_time(topic))
+    at, seen = F.col("_event_time"), F.col("kafka.timestamp")
+    problems += [
+        F.when(at.isNull(), "no event time"),
+        F.when(at < F.lit(OLDEST).cast("timestamp"), "event time is before the year 2000"),
+        F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
+    ]
+    if topic.accept_late:
+        late = f"event time is more than {topic.accept_late} before Kafka's timestamp"
+        problems.append(F.when(at < seen - interval(topic.accept_late), late))
+    reason = timed.withColumn("reject", F.coalesce(*problems))
+    accepted = F.col("reject").isNull()
+    return reason.select(
+        *(F.when(accepted, F.col(c.name)).alias(c.name) for c in topic.columns),
+        "kafka",
+        "reject",
+        F.when(accepted, at).alias("event_time"),
+        functions.day(F.when(accepted, at).otherwise(seen)).alias("day"),
+    )
+
+
+def read_as(column: Column) -> Expression:
+    """A column's value where JSON's type is the declared one, else null; never a cast that bends."""
+    value, kind = f"_v_{column.name}", F.col(f"_t_{column.name}")
+    get = lambda to: F.expr(f"try_variant_get({value}, '$', '{to}')")  # noqa: E731
+    number, whole = kind.startswith("DECIMAL") | (kind == "BIGINT"), kind == "BIGINT"
+    text, bare = kind == "STRING", column.type.split("(")[0]
+    if bare == "STRING":
+        return F.when(text, get("string"))
+    if bare == "BOOLEAN":
+        return F.when(kind == "BOOLEAN", get("boolean"))
+    if bare in ("INT", "BIGINT"):
+        return F.when(whole, get(bare.lower()))
+    if bare == "DOUBLE":
+        double = get("double")
+        return F.when((number | (kind == "DOUBLE")) & (F.abs(double) < float("inf")), double)
+    if bare == "DECIMAL":
+        exact = get(column.type.lower())
+        return F.when(number & (exact == get("decimal(38,18)")), exact)
+    if bare == "DATE":
+        return F.when(
+            text & get("string").rlike(r"^\d{4}-\d\d-\d\d$"), F.expr(f"try_cast(try_variant_get({value}, '$', 'string') AS date)")
+        )
+    epoch = F.when(F.abs(get("bigint")) < MILLIS_OF_YEAR_10000, F.timestamp_millis(get("bigint")))
+    return F.when(whole, epoch).when(text & get("string").rlike(ISO), F.try_to_timestamp(get("string")))
+
+
+def problem(column: Column) -> Expression:
+    """Why a column's value is not what was declared, as a sentence; null where it is."""
+    kind, value = F.col(f"_t_{column.name}"), F.col(column.name)
+    name = F.regexp_extract(kind, r"^\w+", 0)
+    hint = " (ISO 8601 with a zone, or epoch milliseconds)" if column.type == "TIMESTAMP" else ""
+    wrong = F.when(
+        value.isNull() & ~kind.isin("MISSING", "VOID"),
+        F.concat(F.lit(f"{column.name}: wanted {column.type}{hint}, found "), name),
+    )
+    if column.nullable:
+        return wrong
+    return F.when(kind == "MISSING", f"{column.name}: missing").when(kind == "VOID", f"{column.name}: null").otherwise(wrong)
+
+
+def interval(text: str) -> Expression:
+    return F.expr(f"INTERVAL {int(duration(text).total_seconds())} SECONDS")
+
+
+def log_schema(topic: Topic) -> str:
+    """The log's columns as DDL, `day` last. Every topic column is nullable there: a reject has none of them."""
+    own = [f"{c.name} {c.type}" for c in topic.columns]
+    kafka = f"kafka STRUCT<partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, headers {HEADERS}>"
+    return ", ".join([*own, kafka, "reject STRING", "day DATE"])
+
+
+def accepted(topic: Topic, log: DataFrame) -> DataFrame:
+    """What a rollup reads: the accepted records of a log (or of `judged` rows), typed columns and `kafka`."""
+    return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), "kafka")
+
+
+def spans(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """`{topic: {partition: [from, until]}}` over ledger rows."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        span = found.setdefault(row["topic"], {}).setdefault(str(row["partition"]), [row["from_offset"], row["until_offset"]])
+        span[0], span[1] = min(span[0], row["from_offset"]), max(span[1], row["until_offset"])
+    return found
+
+
+def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]]) -> DataFrame:
+    """The records of a log that lie in `{partition: [from, until]}`."""
+    held = F.lit(False)
+    for partition, (start, until) in offsets.items():
+        offset = F.col("kafka.offset")
+        held = held | ((F.col("kafka.partition") == int(partition)) & (offset >= start) & (offset < until))
+    return log_rows.where(held)
+
+
+def event_time(topic: Topic) -> Expression:
+    return F.expr(topic.event_time).cast("timestamp")
+
+
+def once(topic: Topic, events: DataFrame) -> DataFrame:
+    """Accepted records distinct by the topic's `id`: the lowest Kafka timestamp, partition, offset wins."""
+    if topic.id is None:
+        return events
+    names = [c.name for c in topic.columns]
+    order = F.struct("kafka.timestamp", "kafka.partition", "kafka.offset")
+    first = events.groupBy(topic.id).agg(F.min_by(F.struct(*(n for n in names if n != topic.id)), order).alias("_first"))
+    return first.select(*(topic.id if n == topic.id else F.col(f"_first.{n}").alias(n) for n in names))
+
+
+# ------------------------------------------------------------------------------------------------------ events → rows
+
+
+def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
+    """Run a rollup over accepted records by parameter name: its key, its merged columns, and `day` of its time."""
+    frame = rollup(**events)
+    return with_day(shaped(f"rollup {rollup.name}", frame, (*rollup.key, *rollup.merge)), rollup.time)
+
+
+def merge(rollup: Rollup, rows: DataFrame) -> DataFrame:
+    """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on."""
+    latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
+    by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
+    whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
+    merges: dict[str, Callable[[str], Expression]] = {
+        "min": F.min,
+        "max": F.max,
+        "distinct": functions.union,
+    }
+    plain = [merges[m](c).alias(c) for c, m in rollup.merge.items() if c not in latest]
+    grouped = rows.groupBy(*rollup.key).agg(*plain, *([whole] if latest else []))
+    return grouped.select(*rollup.key, *(F.col(f"_latest.{c}") if c in latest else F.col(c) for c in rollup.merge))
+
+
+# ---------------------------------------------------------------------------------------------------- rows → answers
+
+
+def answer(
+    view: View, function: Callable[..., DataFrame], inputs: Mapping[str, DataFrame], period: DataFrame, settled: bool
+) -> DataFrame:
+    """A view's rows whose time falls in `period` (a one-row frame: timestamps `start`, `end`, exclusive), `settled`, `day`."""
+    wants_period = {"period": period.select("start", "end")} if "period" in inspect.signature(function).parameters else {}
+    frame = function(**inputs, **wants_period)
+    own = [c for c in frame.columns if c not in ("settled",)]
+    if missing := [c for c in view.key if c not in own]:
+        raise DeclarationError(f"view {view.name}: its function gives no column {', '.join(missing)}; it gives {', '.join(own)}")
+    kept = within(frame, view.time, period)
+    return with_day(kept.select(*own, F.lit(settled).alias("settled")), view.time)
+
+
+def within(frame: DataFrame, time: str, period: DataFrame) -> DataFrame:
+    """Rows whose `time` (TIMESTAMP, or DATE meaning that business day) falls in the period.
+
+    A join and not a literal: a literal that changes every batch makes Spark generate and compile new code every batch.
+    """
+    bounds = period.select(F.col("start").alias("_start"), F.col("end").alias("_end"))
+    if dict(frame.dtypes)[time] == "date":
+        before_end = functions.day(F.col("_end") - F.expr("INTERVAL 1 MICROSECOND"))
+        held = (F.col(time) >= functions.day("_start")) & (F.col(time) <= before_end)
+    else:
+        held = (F.col(time) >= F.col("_start")) & (F.col(time) < F.col("_end"))
+    return frame.join(F.broadcast(bounds), on=held, how="leftsemi")
+
+
+def with_day(frame: DataFrame, time: str) -> DataFrame:
+    if time == "day":
+        return frame
+    date = F.col(time) if dict(frame.dtypes)[time] == "date" else functions.day(time)
+    return frame.withColumn("day", date)
+
+
+def shaped(owner: str, frame: DataFrame, names: tuple[str, ...]) -> DataFrame:
+    """Exactly the declared columns. Raises `DeclarationError` naming what the function gives and does not give."""
+    missing = [n for n in names if n not in frame.columns]
+    extra = [n for n in frame.columns if n not in names]
+    if missing or extra:
+        lacks = f"it lacks {', '.join(missing)}" if missing else ""
+        adds = f"it adds {', '.join(extra)}" if extra else ""
+        said = "; ".join(filter(None, (lacks, adds)))
+        raise DeclarationError(f"{owner}: its function gives other columns than its key and merge name: {said}")
+    return frame.select(*names)
+
+
+def union(frames: list[DataFrame]) -> DataFrame:
+    return reduce(lambda a, b: a.unionByName(b), frames)
+
+
+def schema_of(frame: DataFrame) -> StructType:
+    """A frame's schema with every column nullable, `day` last: what its table is created with."""
+    from pyspark.sql.types import StructField, StructType
+
+    fields = sorted(frame.schema.fields, key=lambda f: f.name == "day")
+    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
+
+
+def empty(spark: SparkSession, topic: Topic) -> DataFrame:
+    """An absent topic: no rows, the accepted records' columns."""
+    return accepted(topic, spark.createDataFrame([], log_schema(topic)))
+
+
+def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, StructType | Exception]]:
+    """Each declaration with the schema of its table, or with what its function raised on inputs without rows.
+
+    What reads a failed declaration fails with it. `day` is last; every column is nullable.
+    """
+    frames: dict[str, DataFrame] = {}
+    period = spark.createDataFrame([], "start TIMESTAMP, end TIMESTAMP")
+    for declared in (*catalog.topics.values(), *catalog.derived):
+        try:
+            if isinstance(declared, Topic):
+                whole = spark.createDataFrame([], log_schema(declared))
+                frames[declared.name] = accepted(declared, whole)
+            else:
+                inputs = {p: frames[s.name] for p, s in declared.reads.items()}
+                if isinstance(declared, Rollup):
+                    whole = roll(declared, inputs)
+                    frames[declared.name] = whole.drop("day")
+                else:
+                    whole = answer(declared, declared.function, inputs, period, settled=False)
+                    frames[declared.name] = whole.drop("settled", *(() if declared.time == "day" else ("day",)))
+            yield declared, schema_of(whole)
+        except Exception as error:
+            missing = error.args and error.args[0] in catalog.names
+            yield declared, DeclarationError(f"{declared.name} reads {error.args[0]}, which failed") if missing else error
+
+
+Read = Callable[[Declared, datetime, datetime], "DataFrame"]
+
+
+def inputs(reads: Mapping[str, Declared], read: Read, low: datetime, high: datetime, bounds: DataFrame) -> dict[str, DataFrame]:
+    """What a view's function is handed, by parameter: the rows of `[low, high)` from `bounds`, a one-row frame of the two.
+
+    Topics are typed and distinct by `id`, rollups merged, views as they are. `read` gives a table's rows of at least
+    that span: of a topic its log, of a rollup any rows that merge.
+    """
+    found = {}
+    for parameter, source in reads.items():
+        rows = read(source, low, high)
+        if isinstance(source, Topic):
+            events = accepted(source, rows).withColumn("_event_time", event_time(source))
+            found[parameter] = once(source, within(events, "_event_time", bounds).drop("_event_time"))
+        elif isinstance(source, Rollup):
+            found[parameter] = merge(source, within(rows, source.time, bounds))
+        else:
+            rows = within(rows, source.time, bounds).drop("settled")
+            found[parameter] = rows if source.time == "day" else rows.drop("day")
+    return found

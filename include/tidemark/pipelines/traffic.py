@@ -1,0 +1,258 @@
+"""Web traffic: page views and unique visitors, of each page and of the whole site, by hour, by day and of the last hour."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from tidemark.functions import day, distinct, how_many, pane, union
+from tidemark.model import Live, Topic, expect, rollup, view
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PAGES = ("/", "/search", "/cart", "/checkout", "/account", "/help", "/blog", "/jobs", *(f"/item/{n}" for n in range(1, 43)))
+PANES_AN_HOUR = 720
+
+
+def sample_view(random: Random, at: datetime) -> dict[str, Any]:
+    """One page view: 50 pages and 20,000 visitors, both with a long tail."""
+    return {
+        "event_id": f"{random.getrandbits(96):024x}",
+        "visitor_id": f"v{int(20_000 * random.random() ** 2):05d}",
+        "page": PAGES[int(len(PAGES) * random.random() ** 3)],
+        "viewed_at": at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z",
+    }
+
+
+PAGE_VIEWS = Topic(
+    "page_views",
+    key="visitor_id",
+    partitions=6,
+    retention="7 days",
+    schema="event_id STRING NOT NULL, visitor_id STRING NOT NULL, page STRING NOT NULL, viewed_at TIMESTAMP NOT NULL",
+    id="event_id",
+    event_time="viewed_at",
+    sample=sample_view,
+    checks=(
+        expect(
+            "UnexpectedRowsExpectation",
+            description="accepted + rejected = offsets",
+            unexpected_rows_query="SELECT * FROM page_views_offsets WHERE accepted + rejected <> offsets",
+        ),
+        expect(
+            "UnexpectedRowsExpectation",
+            description="at most 1 % of the records are rejects",
+            unexpected_rows_query="""
+                SELECT count_if(reject IS NOT NULL) AS rejects, count(*) AS records FROM {batch}
+                HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
+        ),
+    ),
+)
+
+
+@rollup(
+    reads={"views": PAGE_VIEWS},
+    key=("page", "pane"),
+    time="pane",
+    merge={"views": "distinct", "visitors": "distinct"},
+)
+def page_panes(views: DataFrame) -> DataFrame:
+    """Five-second panes of each page. Every longer window is a union of panes, so none is stored."""
+    return views.groupBy("page", pane("viewed_at", "5 seconds").alias("pane")).agg(
+        distinct("event_id").alias("views"), distinct("visitor_id").alias("visitors")
+    )
+
+
+UV_WITHIN_PV = expect(
+    "ExpectColumnPairValuesAToBeGreaterThanB",
+    description="page views are at least unique visitors",
+    column_A="pv",
+    column_B="uv",
+    or_equal=True,
+)
+
+
+def traffic_of(panes: DataFrame, *keys: Any) -> DataFrame:
+    """Page views are the sum of the panes' counts, since an event lies in one pane; visitors are a union, never a sum."""
+    return panes.groupBy(*keys).agg(F.sum(how_many("views")).alias("pv"), how_many(union("visitors")).alias("uv"))
+
+
+def last_hours(views: DataFrame, *keys: str) -> DataFrame:
+    """PV and UV over `[mark - 1 hour, mark)` at every five-second mark at which they are not zero, from coverage changes.
+
+    A visitor's view adds one from the mark after its pane on, unless they were there already, and takes it back an hour
+    after their last. A view adds one to PV and takes it back an hour later. The answer is the running sum, O(1) an event.
+    """
+    number = F.floor(F.unix_seconds("viewed_at") / 5)
+    seen = views.groupBy(*keys, "visitor_id", number.alias("pane")).agg(F.count("*").alias("n"))
+    along = Window.partitionBy(*keys, "visitor_id").orderBy("pane")
+    before, after = F.lag("pane").over(along), F.lead("pane").over(along)
+    comes = F.when(before.isNull() | (F.col("pane") - before > PANES_AN_HOUR), 1).otherwise(0)
+    goes = F.when(after.isNull() | (after - F.col("pane") > PANES_AN_HOUR), -1).otherwise(0)
+    changes = seen.select(*keys, "pane", "n", comes.alias("comes"), goes.alias("goes")).select(
+        *keys,
+        F.inline(
+            F.array(
+                F.struct((F.col("pane") + 1).alias("at"), F.col("n").alias("pv"), F.col("comes").alias("uv")),
+                F.struct((F.col("pane") + 1 + PANES_AN_HOUR).alias("at"), (-F.col("n")).alias("pv"), F.col("goes").alias("uv")),
+            )
+        ).alias("at", "pv", "uv"),
+    )
+    steps = changes.groupBy(*keys, "at").agg(F.sum("pv").alias("pv"), F.sum("uv").alias("uv"))
+    onward = Window.partitionBy(*keys).orderBy("at")
+    running = steps.select(
+        *keys,
+        "at",
+        F.sum("pv").over(onward).alias("pv"),
+        F.sum("uv").over(onward).alias("uv"),
+        F.lead("at").over(onward).alias("next"),
+    )
+    marks = F.explode(F.sequence(F.col("at"), F.col("next") - 1)).alias("mark")
+    return (
+        running.where(F.col("pv") > 0).select(*keys, marks, "pv", "uv").withColumn("mark", F.timestamp_seconds(F.col("mark") * 5))
+    )
+
+
+def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
+    """The same answer for the few marks of a period, as unions of their panes."""
+    step = F.expr("INTERVAL 5 SECONDS")
+    marks = period.select(F.explode(F.sequence("start", F.col("end") - step, step)).alias("mark"))
+    within = (F.col("pane") < F.col("mark")) & (F.col("pane") >= F.col("mark") - F.expr("INTERVAL 1 HOUR"))
+    return traffic_of(panes.join(F.broadcast(marks), on=within, how="inner"), *keys, "mark")
+
+
+@view(
+    reads={"views": PAGE_VIEWS},
+    key=("page", "mark"),
+    time="mark",
+    lookback="1 hour",
+    live=Live(every="2 minutes", back="10 minutes"),
+    checks=[UV_WITHIN_PV],
+)
+def last_hour(views: DataFrame) -> DataFrame:
+    """Page views and unique visitors of each page over the hour before each five-second mark, exact."""
+    return last_hours(views, "page")
+
+
+@last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes})
+def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
+    """The newest marks of each page, as unions of panes."""
+    return newest_hours(panes, period, "page")
+
+
+@view(
+    reads={"views": PAGE_VIEWS},
+    key=("mark",),
+    time="mark",
+    lookback="1 hour",
+    live=Live(every="2 minutes", back="10 minutes"),
+    checks=[UV_WITHIN_PV],
+)
+def site_last_hour(views: DataFrame) -> DataFrame:
+    """Page views and unique visitors of the whole site over the hour before each five-second mark, exact."""
+    return last_hours(views)
+
+
+@site_last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes})
+def site_last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
+    """The newest marks of the whole site, as unions of panes."""
+    return newest_hours(panes, period)
+
+
+@view(
+    reads={"panes": page_panes},
+    key=("page", "hour"),
+    time="hour",
+    live=Live(every="30 seconds", back="2 hours"),
+    checks=[UV_WITHIN_PV, expect("ExpectColumnValuesToBeBetween", column="pv", min_value=1)],
+)
+def hourly_traffic(panes: DataFrame) -> DataFrame:
+    """Page views and unique visitors of each page in each hour."""
+    return traffic_of(panes, "page", F.date_trunc("hour", "pane").alias("hour"))
+
+
+@view(
+    reads={"panes": page_panes},
+    key=("hour",),
+    time="hour",
+    live=Live(every="30 seconds", back="2 hours"),
+    checks=[
+        UV_WITHIN_PV,
+        expect(
+            "UnexpectedRowsExpectation",
+            description="every hour of the day is present",
+            unexpected_rows_query="""
+                SELECT hour FROM (SELECT explode(sequence(start, end - INTERVAL 1 HOUR, INTERVAL 1 HOUR)) AS hour FROM period)
+                LEFT ANTI JOIN {batch} USING (hour)""",
+        ),
+    ],
+)
+def site_hourly_traffic(panes: DataFrame) -> DataFrame:
+    """Page views and unique visitors of the whole site in each hour."""
+    return traffic_of(panes, F.date_trunc("hour", "pane").alias("hour"))
+
+
+def agrees_with_hours(hours: str, *keys: str) -> list[Any]:
+    """A day's PV is the sum of its hours'; its UV lies between its largest hour's and their sum."""
+    columns = ", ".join((*keys, "day"))
+    join = f"""
+        FROM {{batch}} FULL JOIN (
+            SELECT {", ".join((*keys, "to_date(from_utc_timestamp(hour, zone)) AS day"))},
+                   sum(pv) AS hours_pv, max(uv) AS largest_uv, sum(uv) AS hours_uv
+            FROM {hours} CROSS JOIN (SELECT zone FROM period) GROUP BY ALL
+        ) USING ({columns})"""
+    return [
+        expect(
+            "UnexpectedRowsExpectation",
+            description="a day's PV is the sum of its hours'",
+            unexpected_rows_query=f"SELECT {columns}, pv, hours_pv {join} WHERE pv IS DISTINCT FROM hours_pv",
+        ),
+        expect(
+            "UnexpectedRowsExpectation",
+            description="a day's UV lies between its largest hour's and their sum",
+            unexpected_rows_query=f"""
+                SELECT {columns}, uv, largest_uv, hours_uv {join}
+                WHERE uv IS NULL OR largest_uv IS NULL OR uv NOT BETWEEN largest_uv AND hours_uv""",
+        ),
+    ]
+
+
+@view(
+    reads={"panes": page_panes},
+    key=("page", "day"),
+    time="day",
+    live=Live(every="5 minutes", back="1 hour"),
+    checks=[UV_WITHIN_PV, *agrees_with_hours("hourly_traffic", "page")],
+)
+def daily_traffic(panes: DataFrame) -> DataFrame:
+    """Page views and unique visitors of each page on each day, exact below 67 million visitors a page and day."""
+    return traffic_of(panes, "page", day("pane").alias("day"))
+
+
+@view(
+    reads={"panes": page_panes},
+    key=("day",),
+    time="day",
+    live=Live(every="5 minutes", back="1 hour"),
+    checks=[
+        UV_WITHIN_PV,
+        *agrees_with_hours("site_hourly_traffic"),
+        expect(
+            "UnexpectedRowsExpectation",
+            severity="warning",
+            description="PV is within half and double of the same weekday a week before",
+            unexpected_rows_query="""
+                SELECT now.day, now.pv, past.pv AS pv_a_week_before
+                FROM {batch} now JOIN published_site_daily_traffic past ON past.day = now.day - INTERVAL 7 DAYS
+                WHERE now.pv NOT BETWEEN past.pv / 2 AND past.pv * 2""",
+        ),
+    ],
+)
+def site_daily_traffic(panes: DataFrame) -> DataFrame:
+    """Page views and unique visitors of the whole site on each day, exact below 67 million visitors a day."""
+    return traffic_of(panes, day("pane").alias("day"))

@@ -1,0 +1,103 @@
+"""One SparkSession, every setting with its reason."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidemark.settings import Settings
+
+SETTINGS = {
+    # Instants are UTC everywhere; the business day is computed, never taken from the session.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A small machine: each partition of a shuffle costs 30 to 45 ms; adaptive execution costs more than it saves there.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.default.parallelism": "2",
+    # Listing files is the lake's work: Spark is handed the list and must not start a job to look at it again.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # The default checkpoint manager forks a process for each file: half the fixed cost of a batch.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.minBatchesToRetain": "100",
+    "spark.sql.streaming.pollingDelay": "50ms",
+    # Live views must not wait behind each other's long tasks: pools share the cores.
+    "spark.scheduler.mode": "FAIR",
+    # delta-spark: 50 snapshot partitions cost 2 s a small commit.
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Small results come to the driver as Arrow.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+    # Loopback, no page, no progress bar in a log.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.caseSensitive": "true",
+}
+
+LOG4J = """
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+logger.kafka.name = org.apache.spark.sql.kafka010
+logger.kafka.level = error
+logger.consumer.name = org.apache.kafka.clients
+logger.consumer.level = error
+logger.admin.name = org.apache.spark.sql.execution.streaming.ResolveWriteToStream
+logger.admin.level = error
+logger.window.name = org.apache.spark.sql.execution.window
+logger.window.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+logger.task.name = org.apache.spark.sql.catalyst.util.SparkStringUtils
+logger.task.level = error
+"""
+
+
+def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -> SparkSession:
+    """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
+
+    `extra` overrides single settings. Raises `FileNotFoundError` when the jars have not been fetched (`tidemark jars`).
+    """
+    from pyspark.sql import SparkSession
+
+    jars = sorted((settings.jars / "spark").glob("*.jar"))
+    if not jars:
+        raise FileNotFoundError(f"no jars in {settings.jars / 'spark'}; fetch them with: tidemark jars")
+    log4j = settings.state / "log4j2.properties"
+    log4j.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(settings.state / "spark")
+    scratch.mkdir(parents=True, exist_ok=True)
+    if not log4j.exists() or log4j.read_text() != LOG4J:
+        log4j.write_text(LOG4J)
+    os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch))
+    # C1 only and the serial collector: on two cores a start is twice as fast and small batches cost less.
+    # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
+    builder = (
+        SparkSession.builder.appName(app)
+        .master(settings.master)
+        .config("spark.jars", ",".join(map(str, jars)))
+        .config("spark.driver.memory", settings.driver_memory)
+        .config("spark.driver.extraJavaOptions", java)
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.tidemark.zone", settings.zone)
+    )
+    for name, value in (SETTINGS | (extra or {})).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
