@@ -1,0 +1,749 @@
+"""The stream: Kafka to Delta tables that are seconds fresh, one query and one checkpoint for each stream.
+
+Nothing here holds state that a restart would miss: each micro-batch is reduced by itself and its rows are appended, and
+the law of merging does the rest. What is kept is the checkpoint (which offsets are done) and its identity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from tidemark import fold, kafka, lake, session
+from tidemark.local import Lease
+from tidemark.model import Catalog, Declared, Rollup, Topic, View, comment, duration, streams_of
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidemark.settings import Settings
+
+log = structlog.get_logger()
+
+# Below this many records a batch's results come to the driver as Arrow and are written there: one Spark job less each.
+SMALL = 20_000
+# A rollup that lacks batches is rolled from the log in steps of about this many records.
+STEP = 1_000_000
+EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+LEDGER = (
+    "stream STRING, generation INT, seq BIGINT, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
+    "records BIGINT, rejects BIGINT, stream_time TIMESTAMP, started_at TIMESTAMP, finished_at TIMESTAMP, day DATE"
+)
+
+
+class SpeedError(RuntimeError):
+    """The stream refuses to start, or stops; the sentence names the thing and the command that repairs it."""
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: bool = False) -> None:
+    """Run one stream until SIGTERM, SIGINT or a stop marker; returns when it has drained between two batches.
+
+    `recover` opens a new generation at the log's last offset of each partition, for a checkpoint that is lost.
+    Raises `LeaseHeld` when another copy runs, `SpeedError` when the checkpoint, the topics and the tables do not belong
+    together, and whatever stopped a batch: nothing half-written is visible, and the next start goes on from there.
+    """
+    mine = catalog.stream(stream)
+    if not mine.topics:
+        raise SpeedError(f"no topic belongs to stream {stream}; streams are {', '.join(catalog.streams)}")
+    state = settings.state / stream
+    state.mkdir(parents=True, exist_ok=True)
+    with Lease(state / "lease"):
+        (state / "stop").unlink(missing_ok=True)
+        lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
+        try:
+            Stream(settings, catalog, stream, state).run(recover)
+        except BaseException as error:
+            lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
+            raise
+        lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def beat(state: str, **more: Any) -> dict[str, Any]:
+    return {"pid": os.getpid(), "state": state, "at": datetime.now(UTC).isoformat(), **more}
+
+
+def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
+    """How a stream is: its heartbeat and its last progress, as the stream wrote them; empty where it never ran."""
+    found: dict[str, Any] = {}
+    for name in ("heartbeat", "progress"):
+        file = settings.state / stream / f"{name}.json"
+        if file.exists():
+            found[name] = json.loads(file.read_text())
+    return found
+
+
+class Stream:
+    """One stream's run: its tables, its generation, its query, and the live views that hang on it."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, name: str, state: Path) -> None:
+        self.settings, self.catalog, self.name, self.state = settings, catalog, name, state
+        self.mine = catalog.stream(name)
+        self.checkpoint = lake.Checkpoint.of(settings, name)
+        self.stopping = threading.Event()
+        self.set_aside: dict[str, str] = {}
+        self.stream_time: datetime | None = None
+        self.tables: dict[str, lake.Table] = {}
+        self.ledger = lake.ledger(settings)
+        self.progress: dict[str, Any] = {}
+        # What two refreshers share: up to where the full way has written a view, and whose turn it is.
+        self.covered: dict[str, datetime] = {}
+        self.locks: dict[str, threading.Lock] = {}
+
+    # ---- start
+
+    def run(self, recover: bool) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signum, lambda *_: self.stopping.set())
+        self.wait_for_broker()
+        self.spark: SparkSession = session.session(
+            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}
+        )
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
+        self.make_tables()
+        self.generation = self.open_generation(recover)
+        self.remember_time()
+        self.roll_what_lacks()
+        background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions)]
+        try:
+            while not self.stopping.is_set():
+                self.follow(self.start_query())
+        finally:
+            self.stopping.set()
+            for thread in background:
+                thread.join()
+            self.spark.stop()
+        (self.state / "stop").unlink(missing_ok=True)
+
+    def follow(self, query: Any) -> None:
+        """Watch a query until it drains; returns for another try when only the broker was away."""
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            while query.isActive and not self.stopping.is_set():
+                if (self.state / "stop").exists():
+                    self.stopping.set()
+                self.beat("running")
+                query.awaitTermination(1)
+        except StreamingQueryException as error:
+            if not of_broker(error):
+                raise SpeedError(self.because(error)) from error
+            log.warning("the broker is away; the stream waits and goes on", brokers=self.settings.brokers)
+            self.beat("waiting")
+            self.wait_for_broker()
+        finally:
+            drain(query)
+
+    def beat(self, state: str) -> None:
+        lake.whole_or_nothing(self.state / "heartbeat.json", json.dumps(beat(state, seq=self.progress.get("seq"))))
+
+    def wait_for_broker(self) -> None:
+        answered = False
+        while not answered and not self.stopping.is_set():
+            try:
+                kafka.wait(self.settings, seconds=5)
+                answered = True
+            except kafka.BrokerAway as away:
+                log.warning(str(away))
+                self.beat("waiting")
+
+    def because(self, error: Exception) -> str:
+        """The sentence behind Spark's wrapping of what stopped a batch."""
+        text = str(error)
+        for mark in ("tidemark.lake.LakeError: ", "tidemark.speed.SpeedError: "):
+            if mark in text:
+                return text.split(mark, 1)[1].splitlines()[0]
+        if "KafkaDataLoss" in text or "KAFKA_DATA_LOSS" in text or "some data may have been lost" in text.lower():
+            return f"Kafka no longer holds offsets that stream {self.name} has not read: {text.splitlines()[0]}"
+        return text.splitlines()[0]
+
+    def pools(self) -> Path:
+        """Scheduler pools: the stream before its live views, and both before compaction."""
+        path = self.state / "pools.xml"
+        pool = '<pool name="{}"><schedulingMode>FIFO</schedulingMode><weight>{}</weight><minShare>{}</minShare></pool>'
+        path.write_text(
+            f"<allocations>{pool.format('stream', 8, 2)}{pool.format('marks', 4, 1)}{pool.format('views', 1, 0)}</allocations>"
+        )
+        return path
+
+    def make_tables(self) -> None:
+        """Create what is missing; a rollup or view whose function does not fit its sources is set aside."""
+        for declared, schema in fold.schemas(self.spark, self.catalog):
+            if isinstance(schema, Exception):
+                if isinstance(declared, Topic):
+                    raise schema
+                self.aside(declared, schema)
+                continue
+            table = lake.table(self.settings, declared)
+            table.create(schema, comment(declared))
+            self.tables[declared.name] = table
+        self.ledger.create(
+            fold.schema_of(self.spark.createDataFrame([], LEDGER)),
+            "Every micro-batch of every stream: offsets, records, rejects.",
+        )
+
+    def aside(self, declared: Declared, error: Exception) -> None:
+        self.set_aside[declared.name] = " ".join(str(error).split())[:500]
+        log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
+
+    def open_generation(self, recover: bool) -> lake.Generation:
+        """The checkpoint's generation: the one it carries, a first one, or with `recover` a new one above all before."""
+        topics = list(self.mine.topics)
+        found = self.checkpoint.identity
+        rows = lake.ledger_rows(self.settings, self.name)
+        last = max((r["seq"] for r in rows), default=None)
+        ids = kafka.topic_ids(self.settings, topics)
+        repair = f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
+        if found and not recover:
+            for topic, known in found.topic_ids.items():
+                if topic in ids and ids[topic] != known:
+                    raise SpeedError(
+                        f"topic {topic} was deleted and created again (its id is {ids[topic]}, the stream has read {known}); its "
+                        f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
+                        f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
+                    )
+            planned = self.checkpoint.newest("offsets")
+            if last is not None and (planned is None or found.base + planned < last):
+                raise SpeedError(
+                    f"the checkpoint in {self.checkpoint.path} ends at batch {planned}, the ledger of stream {self.name} at "
+                    f"{last - found.base}: an old copy, or files are lost; {repair}"
+                )
+            if not set(topics) - set(found.topic_ids):
+                return found
+            wider = lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids})
+            return self.write_identity(wider)
+        if not found and last is not None and not recover:
+            raise SpeedError(
+                f"the checkpoint in {self.checkpoint.path} is lost, but the ledger has {last + 1} batches of stream "
+                f"{self.name}; {repair}"
+            )
+        earliest = kafka.offsets(self.settings, topics, "earliest")
+        start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
+        if last is not None:
+            for topic, parts in self.log_ends(topics).items():
+                start[topic] |= {p: max(o, start[topic].get(p, 0)) for p, o in parts.items()}
+        number = max((r["generation"] for r in rows), default=0) + 1
+        highest = max([last if last is not None else -1, *((t.appended(self.name) or -1) for t in self.tables.values())])
+        if self.checkpoint.path.exists():
+            aside = self.checkpoint.path.with_name(f"{self.name}.before-{number}-{int(time.time())}")
+            shutil.move(self.checkpoint.path, aside)
+            log.warning("the old checkpoint is kept", path=str(aside))
+        log.info("a new generation", stream=self.name, generation=number, start=start)
+        return self.write_identity(lake.Generation(number, highest + 1, start, ids))
+
+    def write_identity(self, generation: lake.Generation) -> lake.Generation:
+        self.checkpoint.path.mkdir(parents=True, exist_ok=True)
+        lake.whole_or_nothing(self.checkpoint.path / "tidemark.json", json.dumps(asdict(generation), indent=1))
+        return generation
+
+    def log_ends(self, topics: Sequence[str]) -> dict[str, dict[str, int]]:
+        """The offset after the last one in each topic's log, by partition."""
+        from pyspark.sql import functions as F
+
+        ends: dict[str, dict[str, int]] = {}
+        for topic in topics:
+            rows = (
+                lake.read(self.spark, self.tables[topic])
+                .groupBy("kafka.partition")
+                .agg(F.max("kafka.offset").alias("last"))
+                .collect()
+            )
+            ends[topic] = {str(r["partition"]): r["last"] + 1 for r in rows}
+        return ends
+
+    def remember_time(self) -> None:
+        rows = lake.ledger_rows(self.settings, self.name)
+        self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
+
+    # ---- what a rollup lacks
+
+    def roll_what_lacks(self) -> None:
+        """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not."""
+        rows = lake.ledger_rows(self.settings, self.name)
+        done = max((r["seq"] for r in rows), default=-1)
+        for rollup in self.mine.rollups.values():
+            if rollup.name in self.set_aside:
+                continue
+            have = self.tables[rollup.name].appended(self.name)
+            reads = {t.name for t in rollup.reads.values()}
+            lacks = [r for r in rows if r["seq"] > (-1 if have is None else have) and r["topic"] in reads]
+            if not lacks:
+                continue
+            log.info("rolling from the log", rollup=rollup.name, batches=len({r["seq"] for r in lacks}), upto=done)
+            for step in steps(lacks, STEP):
+                try:
+                    self.roll_step(rollup, step)
+                except Exception as error:
+                    if of_storage(error):
+                        raise
+                    self.aside(rollup, error)
+                    break
+
+    def roll_step(self, rollup: Rollup, step: Sequence[Mapping[str, Any]]) -> None:
+        lo, hi = min(r["seq"] for r in step), max(r["seq"] for r in step)
+        offsets = fold.spans(step)
+        events = {}
+        for parameter, topic in rollup.reads.items():
+            table = self.tables[topic.name]
+            files = [f for f in table.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]
+            rows = fold.within_offsets(lake.read(self.spark, table, files=files), offsets.get(topic.name, {}))
+            events[parameter] = fold.accepted(topic, rows)
+        batch = lake.Batch(self.name, lo, hi, offsets)
+        table = self.tables[rollup.name]
+        lake.append(table, batch, lake.write_spark(table, batch.folder, fold.roll(rollup, events)))
+
+    # ---- the query and its batches
+
+    def start_query(self) -> Any:
+        options = {
+            "subscribe": ",".join(sorted(self.mine.topics)),
+            "startingOffsets": json.dumps(self.generation.start),
+            "maxOffsetsPerTrigger": str(self.settings.batch_records),
+            "includeHeaders": "true",
+            "failOnDataLoss": "true",
+            # A live read waits for the broker's long poll: 20 ms instead of 500 took 760 ms a batch to 540.
+            "kafka.fetch.max.wait.ms": "20",
+            "kafka.request.timeout.ms": "10000",
+            "kafka.default.api.timeout.ms": "20000",
+            "groupIdPrefix": f"tidemark-{self.name}-reader",
+        }
+        source = self.spark.readStream.format("kafka").options(**(kafka.spark_options(self.settings) | options)).load()
+        return (
+            source.writeStream.queryName(self.name)
+            .foreachBatch(self.batch)
+            .option("checkpointLocation", str(self.checkpoint.path))
+            .trigger(processingTime=self.settings.trigger)
+            .start()
+        )
+
+    def offsets_of(self, number: int) -> dict[str, dict[str, list[int]]]:
+        """`{topic: {partition: [from, until]}}` of a batch: `from` is the `until` of the batch before."""
+        until = self.checkpoint.offsets(number)
+        before = self.checkpoint.offsets(number - 1) if number > 0 else self.generation.start
+        spans = {t: {p: [before.get(t, {}).get(p, 0), u] for p, u in parts.items()} for t, parts in until.items()}
+        return {t: {p: s for p, s in parts.items() if s[1] > s[0]} for t, parts in spans.items()}
+
+    def batch(self, records: DataFrame, number: int) -> None:
+        """One micro-batch: judge, append to the logs, roll and append, write the ledger. In that order, each once."""
+        started = datetime.now(UTC)
+        offsets = {t: parts for t, parts in self.offsets_of(number).items() if parts}
+        seq = self.generation.base + number
+        batch = lake.Batch(self.name, seq, seq, offsets)
+        lake.failpoint("offsets")
+        small = sum(u - f for parts in offsets.values() for f, u in parts.values()) <= SMALL
+        timings: dict[str, float] = {}
+        events: dict[str, DataFrame] = {}
+        judged: list[DataFrame] = []
+        counts: list[dict[str, Any]] = []
+        with ThreadPoolExecutor(2, initializer=self.in_pool, initargs=("stream",)) as writers:
+            logs = {}
+            for name in offsets:
+                topic = self.mine.topics[name]
+                rows = fold.judged(
+                    topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records
+                ).persist()
+                judged.append(rows)
+                events[name] = fold.accepted(topic, rows)
+                logs[name] = writers.submit(timed, timings, name, self.write_log, topic, rows, batch, small)
+            rolling = {}
+            for rollup in self.mine.rollups.values():
+                if rollup.name in self.set_aside or not any(t.name in offsets for t in rollup.reads.values()):
+                    continue
+                rolling[rollup.name] = writers.submit(
+                    timed, timings, rollup.name, self.write_rollup, rollup, events, batch, small
+                )
+            for name, written in logs.items():
+                files, counted = written.result()
+                self.same_as_offsets(name, counted, offsets[name])
+                lake.append(self.tables[name], batch, files)
+                counts += counted
+                lake.failpoint("between")
+            for name, written in rolling.items():
+                try:
+                    files = written.result()
+                except Exception as error:
+                    if of_storage(error):
+                        raise
+                    self.aside(self.mine.rollups[name], error)
+                    continue
+                lake.append(self.tables[name], batch, files)
+        for rows in judged:
+            rows.unpersist()
+        times = [c["stream_time"] for c in counts if c["stream_time"]]
+        self.stream_time = max([*times, *([self.stream_time] if self.stream_time else [])], default=None)
+        self.write_ledger(batch, counts, offsets, started)
+        self.report(batch, counts, started, timings)
+        lake.failpoint("done")
+
+    def in_pool(self, pool: str) -> None:
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+
+    def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch, small: bool) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Write a batch's log files and count them: `{topic, partition, records, rejects, stream_time}` by partition."""
+        from pyspark.sql import functions as F
+
+        table = self.tables[topic.name]
+        if small:
+            whole = rows.toArrow()
+            return lake.write_arrow(table, batch.folder, whole.drop_columns(["event_time"])), counted(topic.name, whole)
+        files = lake.write_spark(table, batch.folder, rows.drop("event_time"))
+        found = rows.groupBy("kafka.partition").agg(
+            F.count("*").alias("records"), F.count("reject").alias("rejects"), F.max("event_time").alias("stream_time")
+        )
+        return files, [{"topic": topic.name, **r} for r in found.toArrow().to_pylist()]
+
+    def write_rollup(self, rollup: Rollup, events: Mapping[str, DataFrame], batch: lake.Batch, small: bool) -> list[Any]:
+        frames = {p: events[t.name] if t.name in events else fold.empty(self.spark, t) for p, t in rollup.reads.items()}
+        rows, table = fold.roll(rollup, frames), self.tables[rollup.name]
+        return lake.write_arrow(table, batch.folder, rows.toArrow()) if small else lake.write_spark(table, batch.folder, rows)
+
+    def same_as_offsets(self, topic: str, counted: Sequence[Mapping[str, Any]], offsets: Mapping[str, Sequence[int]]) -> None:
+        records = {str(c["partition"]): c["records"] for c in counted}
+        for partition, (start, until) in offsets.items():
+            if records.get(partition, 0) != until - start:
+                raise SpeedError(
+                    f"topic {topic}, partition {partition}: offsets {start} to {until} hold {records.get(partition, 0)} records, "
+                    f"not {until - start}; a compacted or transactional topic has such gaps and must say so"
+                )
+
+    def write_ledger(
+        self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], offsets: Mapping[str, Any], started: datetime
+    ) -> None:
+        import pyarrow as pa
+
+        schema = pa.schema(
+            [
+                *((n, pa.string()) for n in ("stream", "topic")),
+                *((n, pa.int32()) for n in ("generation", "partition")),
+                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects")),
+                *((n, pa.timestamp("us", "UTC")) for n in ("stream_time", "started_at", "finished_at")),
+                ("day", pa.date32()),
+            ]
+        )
+        finished = datetime.now(UTC)
+        rows = [
+            {
+                **c,
+                "stream": self.name,
+                "generation": self.generation.number,
+                "seq": batch.hi,
+                "from_offset": offsets[c["topic"]][str(c["partition"])][0],
+                "until_offset": offsets[c["topic"]][str(c["partition"])][1],
+                "stream_time": self.stream_time,
+                "started_at": started,
+                "finished_at": finished,
+                "day": started.date(),
+            }
+            for c in counts
+        ]
+        lake.append(self.ledger, batch, lake.write_arrow(self.ledger, batch.folder, pa.Table.from_pylist(rows, schema)))
+
+    def report(
+        self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], started: datetime, timings: Mapping[str, float]
+    ) -> None:
+        finished = datetime.now(UTC)
+        seconds, records = (finished - started).total_seconds(), sum(c["records"] for c in counts)
+        before = self.progress.get("finished_at")
+        span = (finished - datetime.fromisoformat(before)).total_seconds() if before else seconds
+        ends = kafka.offsets(self.settings, list(self.mine.topics), "latest")
+        until = {t: {int(p): s[1] for p, s in parts.items()} for t, parts in batch.offsets.items()}
+        self.ends = {**getattr(self, "ends", {}), **{(t, p): u for t, parts in until.items() for p, u in parts.items()}}
+        lag = sum(max(0, end - self.ends.get((t, p), end)) for t, parts in ends.items() for p, end in parts.items())
+        self.progress = {
+            "stream": self.name,
+            "generation": self.generation.number,
+            "seq": batch.hi,
+            "records": records,
+            "rejects": sum(c["rejects"] for c in counts),
+            "records_per_second": round(records / max(span, 0.001), 1),
+            "seconds": round(seconds, 3),
+            "lag": lag,
+            "stream_time": self.stream_time.isoformat() if self.stream_time else None,
+            "started_at": started.isoformat(),
+            "finished_at": finished.isoformat(),
+            "slowest": max(timings, key=lambda n: timings[n], default=None),
+            "timings": {n: round(s, 3) for n, s in timings.items()},
+            "set_aside": self.set_aside,
+        }
+        lake.whole_or_nothing(self.state / "progress.json", json.dumps(self.progress))
+        log.info("batch", **{k: self.progress[k] for k in ("seq", "records", "rejects", "seconds", "lag")})
+
+    # ---- beside the batches
+
+    def live_views(self) -> list[View]:
+        """The live views that this stream refreshes: those whose first stream, by name, it is."""
+        views = [v for v in self.catalog.views.values() if v.refresh and v.name in self.tables]
+        return [v for v in views if min(streams_of(v)) == self.name]
+
+    def shortcuts(self) -> Callable[[], None]:
+        return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
+
+    def refreshes(self) -> Callable[[], None]:
+        return Refresher(self, self.live_views(), "views").whole
+
+    def compactions(self) -> Callable[[], None]:
+        due = Due(self.settings.compact_every)
+
+        def work() -> None:
+            pin = self.checkpoint.pin()
+            if not due() or not pin:
+                return
+            declarations: tuple[Declared, ...] = (*self.mine.topics.values(), *self.mine.rollups.values())
+            for declared in declarations:
+                if declared.name in self.tables:
+                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), {self.name: pin.seq})
+            lake.compact(self.spark, self.settings, self.ledger, None, {self.name: pin.seq})
+
+        return work
+
+
+def kafka_comment(declared: Declared) -> str:
+    from tidemark.model import comment
+
+    return comment(declared)
+
+
+def merging(declared: Declared) -> Callable[[DataFrame], DataFrame] | None:
+    """How a table's rows merge when its files do: a rollup's by its law, a log's not at all."""
+    return (lambda rows: fold.merge(declared, rows)) if isinstance(declared, Rollup) else None
+
+
+def timed(timings: dict[str, float], name: str, work: Callable[..., Any], *args: Any) -> Any:
+    began = time.monotonic()
+    try:
+        return work(*args)
+    finally:
+        timings[name] = time.monotonic() - began
+
+
+def counted(topic: str, rows: pa.Table) -> list[dict[str, Any]]:
+    """Records, rejects and the latest event time of a batch's rows, by partition."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    flat = pa.table(
+        {
+            "partition": pc.struct_field(rows["kafka"].combine_chunks(), "partition"),
+            "reject": rows["reject"].combine_chunks(),
+            "event_time": rows["event_time"].combine_chunks(),
+        }
+    )
+    found = flat.group_by("partition").aggregate([([], "count_all"), ("reject", "count"), ("event_time", "max")]).to_pylist()
+    return [
+        {
+            "topic": topic,
+            "partition": r["partition"],
+            "records": r["count_all"],
+            "rejects": r["reject_count"],
+            "stream_time": r["event_time_max"],
+        }
+        for r in found
+    ]
+
+
+def of_storage(error: BaseException) -> bool:
+    """Whether an error is of disks or networks, and not of a rollup's function: the first must stop the stream."""
+    if isinstance(error, OSError | lake.LakeError):
+        return True
+    return any(
+        mark in str(error) for mark in ("java.io.IOException", "No space left on device", "FileNotFoundException", "CommitFailed")
+    )
+
+
+def of_broker(error: BaseException) -> bool:
+    """Whether a query ended because Kafka did not answer, and for no other reason."""
+    text = str(error)
+    return "org.apache.kafka.common.errors" in text and any(
+        m in text for m in ("TimeoutException", "DisconnectException", "NetworkException")
+    )
+
+
+def steps(rows: Sequence[Mapping[str, Any]], size: int) -> list[list[Mapping[str, Any]]]:
+    """Ledger rows in runs of whole batches of about `size` records."""
+    found: list[list[Mapping[str, Any]]] = []
+    held = 0
+    for row in rows:
+        if not found or (held >= size and row["seq"] != found[-1][-1]["seq"]):
+            found.append([])
+            held = 0
+        found[-1].append(row)
+        held += row["records"]
+    return found
+
+
+def drain(query: Any, seconds: float = 120) -> None:
+    """Stop a query between two batches: stopping inside one leaves a stack trace, though the data is safe."""
+    until = time.monotonic() + seconds
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        time.sleep(0.002)
+    query.stop()
+
+
+# ------------------------------------------------------------------------------------------- the work beside the batches
+
+
+class Background:
+    """A thread that does a piece of work over and over until the stream stops. A failure is logged and tried again."""
+
+    def __init__(self, stream: Stream, prepare: Callable[[], Callable[[], None]]) -> None:
+        from pyspark.util import InheritableThread
+
+        self.stream = stream
+        self.thread = InheritableThread(target=self.loop, args=(prepare,), daemon=True)
+        self.thread.start()
+
+    def loop(self, prepare: Callable[[], Callable[[], None]]) -> None:
+        self.stream.in_pool("marks" if prepare.__name__ == "shortcuts" else "views")
+        work = prepare()
+        while not self.stream.stopping.wait(0.1):
+            try:
+                work()
+            except Exception as error:
+                if self.stream.stopping.is_set():
+                    return
+                log.warning("will be tried again", work=prepare.__name__, because=" ".join(str(error).split())[:500])
+                self.stream.stopping.wait(5)
+
+    def join(self) -> None:
+        self.thread.join(timeout=30)
+
+
+class Due:
+    """True once in every `every`, and at once the first time."""
+
+    def __init__(self, every: str) -> None:
+        self.seconds, self.next = duration(every).total_seconds(), 0.0
+
+    def __call__(self) -> bool:
+        if time.monotonic() < self.next:
+            return False
+        self.next = time.monotonic() + self.seconds
+        return True
+
+
+class Refresher:
+    """Computes the newest rows of live views again from the tables, and swaps them in; a settled day is never touched.
+
+    Two of them run: one for the short ways, every few seconds, one for the full ways. `covered` says up to where the full
+    way has last written, so that the two never write one mark twice.
+    """
+
+    def __init__(self, stream: Stream, views: Sequence[View], pool: str) -> None:
+        self.stream, self.views, self.pool = stream, views, pool
+        self.due = {
+            v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
+        }
+        self.seen: dict[str, datetime] = {}
+        self.zone = stream.settings.tz
+
+    def newest(self) -> None:
+        """The short way: marks that are new since the last time, and the last one again, which was still being filled."""
+        at = self.stream.stream_time
+        for view in self.views:
+            covered = self.stream.covered.get(view.name)
+            if at is None or covered is None or view.shortcut is None or self.seen.get(view.name) == at:
+                continue
+            step = duration(view.shortcut.step)
+            until = floor(at, step) + 2 * step
+            last = self.seen.get(view.name)
+            since = max(floor(last, step) + step if last else until - step, until - duration(view.shortcut.live.back))
+            began = time.monotonic()
+            rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
+            self.swap(view, rows, since, until, step)
+            self.seen[view.name] = at
+            log.info(
+                "marks",
+                view=view.name,
+                marks=int((until - since) / step),
+                seconds=round(time.monotonic() - began, 3),
+                until=str(until),
+            )
+
+    def whole(self) -> None:
+        """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
+        at = self.stream.stream_time
+        for view in self.views:
+            if at is None or view.refresh is None or self.seen.get(view.name) == at or not self.due[view.name]():
+                continue
+            dates = view.time == "day"
+            step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
+            until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
+            back = min(at, self.seen.get(view.name) or at) - duration(view.refresh.back)
+            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, HOUR)
+            began = time.monotonic()
+            rows = self.rows(view, view.function, view.reads, since, until)
+            self.swap(view, rows, since, until, None)
+            self.seen[view.name] = at
+            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+
+    def rows(
+        self, view: View, function: Callable[..., DataFrame], reads: Mapping[str, Declared], since: datetime, until: datetime
+    ) -> pa.Table:
+        """A view's rows of `[since, until)`, from the tables as they are, by the given way."""
+        spark = self.stream.spark
+        low, high = since - duration(view.lookback), until + duration(view.lookahead)
+        period = spark.createDataFrame([(since, until)], "start TIMESTAMP, end TIMESTAMP")
+        bounds = spark.createDataFrame([(low, high)], "start TIMESTAMP, end TIMESTAMP")
+        inputs = fold.inputs(reads, self.read_table, low, high, bounds)
+        return fold.answer(view, function, inputs, period, settled=False).toArrow()
+
+    def read_table(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
+        return lake.read(self.stream.spark, self.stream.tables[declared.name], low=low, high=high)
+
+    def swap(self, view: View, rows: pa.Table, since: datetime, until: datetime, step: timedelta | None) -> None:
+        table = self.stream.tables[view.name]
+        with self.stream.locks.setdefault(view.name, threading.Lock()):
+            covered = self.stream.covered.get(view.name, EARLIEST)
+            if step:
+                since = max(since, covered)
+            adds = []
+            for span, part in by_span(rows, view.time, step or HOUR, self.zone):
+                if span >= since or not step:
+                    mark = f"{span:%M%S}" if step else "all"
+                    adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
+            lake.swap_live(table, since, until, adds, lake.settled_days(self.stream.settings, table), marks=bool(step))
+            if not step:
+                self.stream.covered[view.name] = until
+
+
+def by_span(rows: pa.Table, column: str, step: timedelta, zone: ZoneInfo) -> Iterator[tuple[datetime, pa.Table]]:
+    """A live view's rows apart by spans of `step` (days for a column of dates), each with its start."""
+    import pyarrow.compute as pc
+
+    times: dict[datetime, list[Any]] = {}
+    for value in pc.unique(rows[column]).to_pylist():
+        times.setdefault(floor(value, step) if isinstance(value, datetime) else midnight(value, zone), []).append(value)
+    for start, values in times.items():
+        low, high = pc.greater_equal(rows[column], min(values)), pc.less_equal(rows[column], max(values))
+        yield start, rows.filter(pc.and_(low, high))
+
+
+def midnight(day: date, zone: ZoneInfo) -> datetime:
+    """The instant at which a business day begins."""
+    return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
+
+
+def floor(at: datetime, step: timedelta) -> datetime:
+    """The multiple of `step`, counted from 1970-01-01 UTC, at or before an instant."""
+    seconds = step.total_seconds()
+    return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)
