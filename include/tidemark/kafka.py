@@ -1,0 +1,777 @@
+"""Kafka: topics as code, producing and sampling events, reading records and offsets. No other module knows its client."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, NoReturn, cast
+from zoneinfo import ZoneInfo
+
+import structlog
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
+
+from tidemark.model import UNITS, Topic, duration
+from tidemark.settings import Settings
+
+log = structlog.get_logger()
+
+PATIENCE = 120.0
+"""Seconds that a record is tried again before it counts as failed."""
+ANSWER = 15.0
+"""Seconds that an administrative request may take."""
+ERRORS_KEPT = 5
+AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+UNSETTLED = {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+}
+
+
+class BrokerAway(ConnectionError):
+    """No broker answers; the sentence names the address."""
+
+
+class TopicMissing(LookupError):
+    """Kafka does not hold a topic; the sentence says how to create it."""
+
+
+class TopicRefused(ValueError):
+    """Kafka cannot do what a topic's code asks for; the sentence says what it can."""
+
+
+def client_config(settings: Settings) -> dict[str, Any]:
+    """What every librdkafka client of the platform starts from: the brokers, and quiet, quick reconnects."""
+    return {
+        "bootstrap.servers": settings.brokers,
+        "client.id": "tidemark",
+        "log_level": 2,  # librdkafka writes to the terminal itself; what matters arrives by callbacks and errors
+        "reconnect.backoff.max.ms": 1000,
+        "socket.keepalive.enable": True,
+    }
+
+
+def spark_options(settings: Settings) -> dict[str, str]:
+    """The options of Spark's Kafka source, for `readStream` and `read` alike. Topic and offsets are the caller's."""
+    return {
+        "kafka.bootstrap.servers": settings.brokers,
+        "kafka.isolation.level": "read_committed",
+        "kafka.fetch.max.wait.ms": "20",  # a live read waits for the broker's long poll: 760 against 540 ms a batch
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+    }
+
+
+def wait(settings: Settings, seconds: float) -> None:
+    """Return once a broker answers. Raises `BrokerAway` when none has within `seconds`."""
+    admin = AdminClient(client_config(settings))
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            admin.list_topics(timeout=max(0.1, min(left, 1.0)))
+            return
+        except KafkaException as error:
+            if error.args[0].code() not in AWAY:
+                raise
+            if time.monotonic() >= deadline:
+                away(settings, error, f" (waited {seconds:g} seconds)")
+
+
+def away(settings: Settings, error: Exception, waited: str = "") -> NoReturn:
+    raise BrokerAway(
+        f"no Kafka broker answers at {settings.brokers}{waited}; "
+        "start one with `tidemark up`, or say where it is with TIDEMARK_BROKERS"
+    ) from error
+
+
+# ---- topics as code
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that `apply` did: `what` is `created`, `partitions` or a Kafka option's name."""
+
+    topic: str
+    what: str
+    before: str | None
+    after: str
+
+    def __str__(self) -> str:
+        done = f"{self.what} {self.before} → {self.after}" if self.before else f"{self.what}, {self.after}"
+        return f"{self.topic}: {done}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A topic as Kafka holds it. `messages` is the sum of latest minus earliest offsets; a missing topic has 0 partitions."""
+
+    name: str
+    partitions: int
+    replication: int
+    retention: str
+    cleanup: str
+    messages: int
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What Kafka holds of one topic."""
+
+    id: str
+    partitions: int
+    replication: int
+    options: Mapping[str, str]
+
+
+def wanted(topic: Topic) -> dict[str, str]:
+    """The topic's options in Kafka's words."""
+    return {
+        "cleanup.policy": "compact" if topic.compacted else "delete",
+        "retention.ms": str(milliseconds(topic.retention)),
+        "retention.bytes": str(topic.retention_bytes),
+        "segment.ms": str(milliseconds(topic.segment)),
+        "segment.bytes": str(topic.segment_bytes),
+        "min.insync.replicas": str(topic.min_insync),
+        "unclean.leader.election.enable": "false",
+        "max.message.bytes": str(topic.max_message_bytes),
+        "message.timestamp.type": "LogAppendTime",
+    }
+
+
+def apply(settings: Settings, topics: Iterable[Topic]) -> list[Change]:
+    """Create and alter Kafka's topics until they are as the code says; what was done, nothing if nothing was needed.
+
+    Everything is looked at first: if any topic is refused, nothing is done and `TopicRefused` lists them all.
+    Options that the code does not name are left alone. Raises `BrokerAway`.
+    """
+    topics = list(topics)
+    admin = AdminClient(client_config(settings))
+    held = holdings(settings, admin, [t.name for t in topics])
+    brokers = len(metadata(settings, admin).brokers)
+    refusals = [s for t in topics for s in refused(t, held.get(t.name), t.replication or settings.replication, brokers)]
+    if refusals:
+        raise TopicRefused("\n".join(refusals))
+
+    changes: list[Change] = []
+    for topic in topics:
+        known = held.get(topic.name)
+        if known is None:
+            replication = topic.replication or settings.replication
+            new = NewTopic(topic.name, topic.partitions, replication, config=wanted(topic))
+            answers(settings, admin.create_topics([new], request_timeout=ANSWER))
+            shape = f"{topic.partitions} partitions, replication factor {replication}"
+            changes.append(Change(topic.name, "created", None, shape))
+            continue
+        if topic.partitions > known.partitions:
+            log.warning("partitions added; keys may move to other partitions", topic=topic.name, to=topic.partitions)
+            answers(settings, admin.create_partitions([NewPartitions(topic.name, topic.partitions)], request_timeout=ANSWER))
+            changes.append(Change(topic.name, "partitions", str(known.partitions), str(topic.partitions)))
+        options = {n: v for n, v in wanted(topic).items() if known.options.get(n) != v}
+        if options:
+            resource = ConfigResource(
+                ResourceType.TOPIC,
+                topic.name,
+                incremental_configs=[ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in options.items()],
+            )
+            answers(settings, admin.incremental_alter_configs([resource], request_timeout=ANSWER))
+            changes += [Change(topic.name, n, known.options.get(n), v) for n, v in options.items()]
+    if changes:
+        settle_down(settings, admin, {t.name: t for t in topics if t.name in {c.topic for c in changes}})
+    return changes
+
+
+def listing(settings: Settings, topics: Iterable[Topic]) -> list[Listing]:
+    """Each topic of the code as Kafka holds it, with the differences between the two. Raises `BrokerAway`."""
+    topics = list(topics)
+    admin = AdminClient(client_config(settings))
+    held = holdings(settings, admin, [t.name for t in topics])
+    first, last = offsets(settings, list(held), "earliest"), offsets(settings, list(held), "latest")
+    rows = []
+    for topic in topics:
+        known = held.get(topic.name)
+        if known is None:
+            rows.append(Listing(topic.name, 0, 0, "", "", 0, ("not created",)))
+            continue
+        rows.append(
+            Listing(
+                topic.name,
+                known.partitions,
+                known.replication,
+                in_words(int(known.options["retention.ms"])),
+                known.options["cleanup.policy"],
+                sum(last[topic.name].values()) - sum(first[topic.name].values()),
+                tuple(differences(topic, known, topic.replication or settings.replication)),
+            )
+        )
+    return rows
+
+
+def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """Kafka's own id of each topic, which changes when a topic is recreated. Raises `TopicMissing`, `BrokerAway`."""
+    names = list(names)
+    found = descriptions(settings, AdminClient(client_config(settings)), names)
+    refuse_missing(names, found)
+    return {name: topic_id(found[name]) for name in names}
+
+
+def offsets(settings: Settings, topics: Iterable[str], at: Literal["earliest", "latest"] | datetime) -> dict[str, dict[int, int]]:
+    """By topic and partition: the first offset held, the next one to come, or the first whose timestamp is `at` or later.
+
+    For an instant after the last record, the next offset to come. Committed records only, as everything here reads.
+    `at` has a time zone. Raises `TopicMissing`, `BrokerAway`.
+    """
+    names = list(topics)
+    if not names:
+        return {}
+    admin = AdminClient(client_config(settings))
+    found = descriptions(settings, admin, names)
+    refuse_missing(names, found)
+    places = [TopicPartition(name, p.id) for name in names for p in found[name].partitions]
+    # The end is asked before the instant: a record that comes between the two then lies at or after both answers.
+    edge = offsets_at(settings, admin, places, OffsetSpec.earliest() if at == "earliest" else OffsetSpec.latest())
+    if isinstance(at, datetime):
+        instant = offsets_at(settings, admin, places, OffsetSpec.for_timestamp(as_milliseconds(at)))
+        edge = {place: instant[place] if instant[place] >= 0 else end for place, end in edge.items()}
+    result: dict[str, dict[int, int]] = {name: {} for name in names}
+    for (name, partition), offset in edge.items():
+        result[name][partition] = offset
+    return result
+
+
+def refused(topic: Topic, known: Held | None, replication: int, brokers: int) -> Iterator[str]:
+    if topic.min_insync > replication:
+        yield (
+            f"topic {topic.name}: min_insync is {topic.min_insync} but the replication factor is {replication}, so nothing could "
+            f"be written; set min_insync to {replication} or less, or raise TIDEMARK_REPLICATION"
+        )
+    if known is None:
+        if replication > brokers:
+            yield (
+                f"topic {topic.name}: the code says replication factor {replication}, Kafka has {brokers} broker(s); "
+                "lower replication (or TIDEMARK_REPLICATION), or add brokers"
+            )
+        return
+    if topic.partitions < known.partitions:
+        yield (
+            f"topic {topic.name}: the code says {topic.partitions} partitions, Kafka has {known.partitions} and cannot take "
+            f"any away; write partitions={known.partitions}, or give the topic a new name"
+        )
+    if replication != known.replication:
+        yield (
+            f"topic {topic.name}: the code says replication factor {replication}, Kafka has {known.replication} and changes "
+            f"it only by moving replicas; run kafka-reassign-partitions, or write replication={known.replication}"
+        )
+
+
+def differences(topic: Topic, known: Held, replication: int) -> Iterator[str]:
+    if topic.partitions != known.partitions:
+        yield f"partitions is {known.partitions}, code says {topic.partitions}"
+    if replication != known.replication:
+        yield f"replication factor is {known.replication}, code says {replication}"
+    for name, value in wanted(topic).items():
+        if known.options.get(name) != value:
+            yield f"{name} is {known.options.get(name)}, code says {value}"
+
+
+def metadata(settings: Settings, admin: AdminClient) -> Any:
+    try:
+        return admin.list_topics(timeout=ANSWER)
+    except KafkaException as error:
+        away(settings, error)
+
+
+def answers(settings: Settings, futures: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The results of an administrative request. Raises `BrokerAway` or Kafka's own error."""
+    try:
+        return {what: future.result() for what, future in futures.items()}
+    except KafkaException as error:
+        if error.args[0].code() in AWAY:
+            away(settings, error)
+        raise
+
+
+def descriptions(
+    settings: Settings, admin: AdminClient, names: Iterable[str], seconds: float = ANSWER
+) -> dict[str, TopicDescription]:
+    """What Kafka says of the topics it holds; missing ones are left out."""
+    names = list(dict.fromkeys(names))
+    if not names:
+        return {}
+    found = {}
+    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=seconds).items():
+        try:
+            found[name] = future.result()
+        except KafkaException as error:
+            if error.args[0].code() in AWAY:
+                away(settings, error)
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+    return found
+
+
+def holdings(settings: Settings, admin: AdminClient, names: list[str]) -> dict[str, Held]:
+    found = descriptions(settings, admin, names)
+    if not found:
+        return {}
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in found]
+    configs = answers(settings, admin.describe_configs(resources, request_timeout=ANSWER))
+    options = {resource.name: entries for resource, entries in configs.items()}
+    return {
+        name: Held(topic_id(d), len(d.partitions), len(d.partitions[0].replicas), {n: e.value for n, e in options[name].items()})
+        for name, d in found.items()
+    }
+
+
+def topic_id(description: TopicDescription) -> str:
+    """As Kafka's own tools write it; librdkafka uses the other base64 alphabet."""
+    return str(description.topic_id).replace("+", "-").replace("/", "_")
+
+
+def refuse_missing(names: Iterable[str], found: Mapping[str, Any]) -> None:
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise TopicMissing(f"Kafka has no topic {', '.join(missing)}; create it with `tidemark topics apply`")
+
+
+def unsettled(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in UNSETTLED
+
+
+@retry(retry=retry_if_exception(unsettled), stop=stop_after_delay(ANSWER), wait=wait_fixed(0.1), reraise=True)
+def offsets_at(
+    settings: Settings, admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec
+) -> dict[tuple[str, int], int]:
+    futures = admin.list_offsets(
+        dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER
+    )
+    return {(place.topic, place.partition): result.offset for place, result in answers(settings, futures).items()}
+
+
+def settle_down(settings: Settings, admin: AdminClient, topics: Mapping[str, Topic]) -> None:
+    """Wait until every partition of the topics has a leader: Kafka answers a creation before the brokers know of it."""
+    deadline = time.monotonic() + ANSWER
+    while True:
+        found = descriptions(settings, admin, list(topics))
+        if all(
+            name in found
+            and len(found[name].partitions) >= topic.partitions
+            and all(p.leader is not None and p.leader.id >= 0 for p in found[name].partitions)
+            for name, topic in topics.items()
+        ):
+            return
+        if time.monotonic() > deadline:
+            raise BrokerAway(f"{', '.join(topics)}: partitions without a leader after {ANSWER:g} seconds; is every broker up?")
+        time.sleep(0.05)
+
+
+def milliseconds(text: str) -> int:
+    return int(duration(text) / timedelta(milliseconds=1))
+
+
+def in_words(ms: int) -> str:
+    if ms < 0:
+        return "for ever"
+    for unit, seconds in sorted(UNITS.items(), key=lambda pair: -pair[1]):
+        if unit != "week" and ms >= seconds * 1000 and ms % (seconds * 1000) == 0:
+            count = ms // (seconds * 1000)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return f"{ms} ms"
+
+
+def as_milliseconds(at: datetime) -> int:
+    """Milliseconds since 1970, rounded up, so that a record at or after the result is at or after `at`."""
+    if at.tzinfo is None:
+        raise ValueError(f"{at} has no time zone; write it with one, like {at}+00:00")
+    return -((datetime(1970, 1, 1, tzinfo=UTC) - at) // timedelta(milliseconds=1))
+
+
+# ---- producing
+
+
+@dataclass
+class Delivery:
+    """What became of the events of one `produce`. At its end `sent == delivered + failed`.
+
+    `errors` are the first few reasons of failure; `interrupted` says that Ctrl-C ended the sending.
+    """
+
+    sent: int = 0
+    delivered: int = 0
+    failed: int = 0
+    errors: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every event taken was delivered."""
+        return self.sent == self.delivered
+
+
+def produce(
+    settings: Settings,
+    topic: Topic,
+    events: Iterable[bytes | Mapping[str, Any]],
+    *,
+    rate: float | None = None,
+    progress: Callable[[Delivery], None] | None = None,
+    patience: float = PATIENCE,
+) -> Delivery:
+    """Send events to a topic, and return once each is delivered to all in-sync replicas or has failed.
+
+    Bytes go as they are, a mapping as JSON. The key is the topic's key column when the event is a JSON object that holds
+    it, else null; equal keys share a partition, the one that Java's default partitioner picks. `rate` is events a second;
+    an event is taken from `events` when its turn has come. A record is tried again, in order and without repeats, for
+    `patience` seconds: a broker that is away is waited for, an event that Kafka refuses is counted and the rest go on.
+    Ctrl-C ends the sending; what was taken is still delivered. `progress` is called about five times a second and at the
+    end, with the same `Delivery`. Raises `TopicMissing`.
+    """
+    delivery = Delivery()
+    connection = Connection(settings)
+    told = 0.0
+
+    def report(error: KafkaError | None, _message: Message) -> None:
+        connection.answered(error)
+        if error is None:
+            delivery.delivered += 1
+        else:
+            fail(delivery, error.str())
+
+    def tell(now: float, at_once: bool = False) -> None:
+        nonlocal told
+        if progress and (at_once or now - told >= 0.2):
+            told = now
+            progress(delivery)
+
+    try:
+        refuse_missing([topic.name], descriptions(settings, AdminClient(client_config(settings)), [topic.name], seconds=2.0))
+    except BrokerAway:
+        connection.gone()  # the records wait for the broker, up to their patience
+    producer = Producer(
+        client_config(settings)
+        | {
+            "acks": "all",
+            "enable.idempotence": True,
+            "partitioner": "murmur2_random",
+            "compression.type": "zstd",
+            "linger.ms": 50,
+            "delivery.timeout.ms": round(patience * 1000),
+            "message.max.bytes": topic.max_message_bytes,
+            "queue.buffering.max.kbytes": 64 * 1024,
+            "error_cb": connection.failed,
+        }
+    )
+    due = time.monotonic()
+    try:
+        for event in events:
+            delivery.sent += 1
+            send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report)
+            producer.poll(0)
+            now = time.monotonic()
+            tell(now)
+            if rate:
+                due = max(due + 1 / rate, now - 1.0)  # after a stall, at most one second's events at once
+                while (early := due - time.monotonic()) > 0.02:
+                    producer.poll(min(early, 0.2))
+                    tell(time.monotonic())
+    except KeyboardInterrupt:
+        delivery.interrupted = True
+    finally:
+        while producer.flush(0.2):
+            tell(time.monotonic())
+        tell(time.monotonic(), at_once=True)
+    return delivery
+
+
+def send(
+    producer: Producer,
+    topic: Topic,
+    event: bytes | Mapping[str, Any],
+    delivery: Delivery,
+    waiting: Callable[[], None],
+    report: Callable[[KafkaError | None, Message], None],
+) -> None:
+    """Hand one event to the client's queue, waiting while it is full."""
+    value = event if isinstance(event, bytes) else as_json(event)
+    key = key_of(topic, event)
+    while True:
+        try:
+            producer.produce(topic.name, value=value, key=key, on_delivery=report)
+            return
+        except BufferError:
+            producer.poll(0.1)
+            waiting()
+        except KafkaException as error:
+            fail(delivery, error.args[0].str())
+            return
+
+
+def fail(delivery: Delivery, reason: str) -> None:
+    delivery.failed += 1
+    if reason not in delivery.errors and len(delivery.errors) < ERRORS_KEPT:
+        delivery.errors.append(reason)
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def key_of(topic: Topic, event: bytes | Mapping[str, Any]) -> bytes | None:
+    """A text's own bytes, any other JSON value as JSON; None for null, for no such field and for what is no JSON object."""
+    if isinstance(event, bytes):
+        try:
+            event = json.loads(event.decode())
+        except (ValueError, RecursionError):
+            return None
+    found = event.get(topic.key) if isinstance(event, Mapping) else None
+    if found is None:
+        return None
+    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else as_json(found)
+
+
+class Connection:
+    """Says once when the brokers go away, and once when they are back."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.brokers = settings.brokers
+        self.lost = False
+
+    def failed(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.gone()
+        elif error.code() not in AWAY:
+            log.warning("Kafka says", brokers=self.brokers, error=error.str())
+
+    def gone(self) -> None:
+        if not self.lost:
+            self.lost = True
+            log.warning("no broker answers; waiting for it", brokers=self.brokers)
+
+    def answered(self, error: KafkaError | None) -> None:
+        if self.lost and error is None:
+            self.lost = False
+            log.info("the broker is back", brokers=self.brokers)
+
+
+# ---- events to produce
+
+
+def from_file(path: Path) -> Iterator[bytes]:
+    """The lines of a JSONL file, as they are; empty ones are left out. Raises `FileNotFoundError` at once."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; give one with an event in JSON on each line")
+    return lines(path)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            if stripped := line.strip():
+                yield stripped
+
+
+LATE, REPEATED, MALFORMED = 0.05, 0.01, 0.005
+
+
+def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | None = None, zone: ZoneInfo) -> Iterator[bytes]:
+    """Events as `topic.sample` draws them, with what real traffic brings: 5 % late, 1 % exact repeats, 0.5 % malformed.
+
+    With `day`: exactly `count` of them over that day of `zone`, more by day than by night, every hour present, roughly in
+    order, and the same bytes each time for one seed, day and count. Without: each at the instant it is taken, ids new in
+    each run, for ever unless `count` says. Raises `ValueError` at once for a topic that has no sample.
+    """
+    if topic.sample is None:
+        raise ValueError(f"topic {topic.name} has no sample; declare sample=, or give a file with --file")
+    if day is None:
+        # Ids of an earlier run must not come again: the platform would rightly take them for repeats.
+        return live(topic, Random(f"{topic.name} {seed} {time.time_ns()}"), count)
+    if count is None:
+        raise ValueError(f"topic {topic.name}: a sample of {day} needs a count")
+    return of_day(topic, Random(f"{topic.name} {seed} {day}"), count, day, zone)
+
+
+def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[bytes]:
+    recent: deque[bytes] = deque(maxlen=1000)
+    waiting: list[tuple[datetime, int, bytes]] = []  # by arrival: a late event arrives after others that are younger
+    for number, (at, first_of_hour) in enumerate(instants(random, count, day, zone)):
+        while waiting and waiting[0][0] <= at:
+            yield heapq.heappop(waiting)[2]
+        event = draw(topic, random, at, recent, plain=first_of_hour)
+        late = timedelta(seconds=random.uniform(10, 900)) if random.random() < LATE else timedelta()
+        heapq.heappush(waiting, (at + late, number, event))
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def live(topic: Topic, random: Random, count: int | None) -> Iterator[bytes]:
+    recent: deque[bytes] = deque(maxlen=1000)
+    sent = 0
+    while count is None or sent < count:
+        late = timedelta(seconds=random.uniform(1, 60)) if random.random() < LATE else timedelta()
+        yield draw(topic, random, datetime.now(UTC) - late, recent)
+        sent += 1
+
+
+def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain: bool = False) -> bytes:
+    assert topic.sample is not None
+    chance = 1.0 if plain else random.random()
+    if chance < REPEATED and recent:
+        return random.choice(recent)
+    event = topic.sample(random, at)
+    if REPEATED <= chance < REPEATED + MALFORMED:
+        return malformed(topic, random, event)
+    recent.append(as_json(event))
+    return recent[-1]
+
+
+def malformed(topic: Topic, random: Random, event: dict[str, Any]) -> bytes:
+    """The event with one thing wrong that no topic accepts."""
+    required = [c.name for c in topic.columns if not c.nullable] or [topic.key]
+    wrong = random.choice(required)
+    good = as_json(event)
+    ways = [
+        good[: len(good) // 2],
+        b"\xff\xfe" + good,
+        as_json(event | {wrong: {"not": "this"}}),
+        as_json({n: v for n, v in event.items() if n not in required}),
+        b"<html>504 Gateway Time-out</html>",
+    ]
+    return random.choice(ways)
+
+
+def instants(random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[tuple[datetime, bool]]:
+    """`count` ascending instants (UTC, whole milliseconds) of a day of 23, 24 or 25 hours; True marks an hour's first."""
+    start, end = (datetime(d.year, d.month, d.day, tzinfo=zone).astimezone(UTC) for d in (day, day + timedelta(days=1)))
+    hour = timedelta(hours=1)
+    hours = [start + i * hour for i in range(math.ceil((end - start) / hour))]
+    weights = [1 + 0.8 * math.cos((h.astimezone(zone).hour - 15) * math.tau / 24) for h in hours]
+    one_each = 1 if count >= len(hours) else 0
+    share, given, total = count - one_each * len(hours), 0, 0.0
+    for begin, weight in zip(hours, weights, strict=True):
+        total += weight
+        upto = round(share * total / sum(weights))
+        length = min(end - begin, hour) // timedelta(milliseconds=1)
+        drawn = sorted(random.randrange(length) for _ in range(upto - given + one_each))
+        given = upto
+        yield from ((begin + timedelta(milliseconds=ms), i == 0) for i, ms in enumerate(drawn))
+
+
+# ---- reading
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record as Kafka holds it; `timestamp` is Kafka's own, in UTC. A null value is a tombstone."""
+
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def consume(
+    settings: Settings,
+    topic: str,
+    start: Literal["earliest", "latest"] | datetime | int,
+    limit: int | None = None,
+    follow: bool = False,
+) -> Iterator[Record]:
+    """The records of a topic from `start` on, in order within each partition, up to the end that Kafka held when asked.
+
+    An `int` is an offset, the same in every partition, moved into what the partition holds. `follow` goes on for ever;
+    `limit` ends after so many. Partitions are assigned, so no consumer group is left behind. A broker that goes away is
+    waited for. Raises `TopicMissing`, `BrokerAway`.
+    """
+    at = "earliest" if isinstance(start, int) else start
+    begin, ends = offsets(settings, [topic], at)[topic], offsets(settings, [topic], "latest")[topic]
+    if isinstance(start, int):
+        begin = {p: min(max(start, first), ends[p]) for p, first in begin.items()}
+    return records(settings, topic, begin, None if follow else ends, limit)
+
+
+def records(
+    settings: Settings, topic: str, begin: Mapping[int, int], ends: Mapping[int, int] | None, limit: int | None
+) -> Iterator[Record]:
+    connection = Connection(settings)
+    consumer = Consumer(
+        client_config(settings)
+        | {
+            "group.id": "tidemark-consume",  # librdkafka wants one; with assign and without commits Kafka never sees it
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "error_cb": connection.failed,
+        }
+    )
+    try:
+        unread = {p for p in begin if ends is None or begin[p] < ends[p]}
+        consumer.assign([TopicPartition(topic, p, begin[p]) for p in unread])
+        taken = 0
+        while unread and (limit is None or taken < limit):
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            error, partition, offset = message.error(), cast(int, message.partition()), cast(int, message.offset())
+            connection.answered(error)
+            if error is None and (ends is None or offset < ends[partition]):
+                taken += 1
+                yield record(message)
+            elif error is not None and error.code() != KafkaError._PARTITION_EOF and error.code() not in AWAY:
+                raise KafkaException(error)
+            if ends is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                reached = offset + 1 if error is None else offset
+                if reached >= ends[partition]:
+                    unread.discard(partition)
+    finally:
+        consumer.close()
+
+
+def record(message: Message) -> Record:
+    _kind, ms = message.timestamp()
+    return Record(
+        cast(int, message.partition()),
+        cast(int, message.offset()),
+        datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms),
+        message.key(),
+        message.value(),
+        tuple(cast(list[tuple[str, bytes | None]], message.headers() or [])),
+    )

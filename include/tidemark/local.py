@@ -1,0 +1,457 @@
+"""One machine: its Java, its jars, its embedded broker, its processes and its leases. Nothing else may assume one."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal as signals
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import structlog
+from filelock import FileLock, Timeout
+
+from tidemark import kafka
+from tidemark.settings import Settings
+
+log = structlog.get_logger()
+
+SOURCES = Path(__file__).parent.parent
+IVY, HASHES = SOURCES / "ivy.xml", SOURCES / "jars.sha256"
+JAVA_WANTED = 17
+BROKER = "broker"
+LARGEST_REQUEST = 17 * 1024 * 1024
+"""Bytes of a record batch that the embedded broker takes: a record of 16 MiB and what surrounds it."""
+
+
+class JavaMissing(RuntimeError):
+    """No Java runtime that is new enough."""
+
+
+class JarsWrong(RuntimeError):
+    """A jar is missing, could not be fetched, or is not the file that jars.sha256 names."""
+
+
+class PortBusy(RuntimeError):
+    """Another program listens where the broker would."""
+
+
+class BrokerFailed(RuntimeError):
+    """The embedded broker did not come up; the sentence names its log."""
+
+
+class LeaseHeld(RuntimeError):
+    """Another process holds the lease; the sentence names it."""
+
+
+# ---- Java and jars
+
+
+def java() -> Path:
+    """The `java` of JAVA_HOME, else of PATH, that is Java 17 or newer. Raises `JavaMissing`."""
+    return found_java(os.environ.get("JAVA_HOME"), os.environ.get("PATH"))
+
+
+@functools.cache
+def found_java(home: str | None, path: str | None) -> Path:
+    seen = []
+    for where, folders in (("JAVA_HOME", home and str(Path(home) / "bin")), ("PATH", path)):
+        if folders and (candidate := shutil.which("java", path=folders)):
+            version = java_version(Path(candidate))
+            if version >= JAVA_WANTED:
+                return Path(candidate)
+            seen.append(f"{candidate} from {where} is {f'Java {version}' if version else 'not a Java that runs'}")
+    raise JavaMissing(
+        f"a Java runtime of version {JAVA_WANTED} or newer is needed; found {' and '.join(seen) or 'none in JAVA_HOME or PATH'}. "
+        "Install one (on Debian: apt install openjdk-17-jre-headless) or point JAVA_HOME at it"
+    )
+
+
+def java_version(candidate: Path) -> int:
+    """17 for "17.0.15", 8 for "1.8.0_392", 0 for what does not run."""
+    try:
+        said = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else 0
+
+
+def pinned() -> Mapping[str, str]:
+    """SHA-256 by path below the jars' folder, as include/jars.sha256 lists them."""
+    pairs = (line.split(maxsplit=1) for line in HASHES.read_text().splitlines() if line.strip())
+    return {name.lstrip("*"): digest for digest, name in pairs}
+
+
+def fetch_jars(settings: Settings) -> None:
+    """Have every jar of include/jars.sha256 in `settings.jars`, fetched by the Ivy inside pyspark where missing.
+
+    When a stamp says that all were right and each is still there, nothing is read or downloaded. A file reaches its place
+    only after its hash was compared; one that is wrong is removed, and so is a jar that the list does not name.
+    Two processes may call this at once.
+    Raises `JarsWrong`, `JavaMissing`.
+    """
+    pins = hashlib.sha256(HASHES.read_bytes()).hexdigest()
+    stamp = settings.jars / "checked"
+    if stamp.is_file() and stamp.read_text() == pins and not absent(settings):
+        return
+    settings.jars.mkdir(parents=True, exist_ok=True)
+    with FileLock(settings.jars / "lock"):
+        for name in pinned():
+            if (settings.jars / name).is_file() and not right(settings.jars / name, name):
+                log.warning("jar is not the one pinned; fetching it again", jar=str(settings.jars / name))
+                (settings.jars / name).unlink()
+        if absent(settings):
+            download(settings)
+        for part in {Path(name).parent for name in pinned()}:
+            for file in (settings.jars / part).glob("*.jar"):
+                if str(part / file.name) not in pinned():
+                    file.unlink()  # of an earlier release: a second version on a class path is worse than none
+        stamp.write_text(pins)
+
+
+def absent(settings: Settings) -> list[str]:
+    return [name for name in pinned() if not (settings.jars / name).is_file()]
+
+
+def right(file: Path, name: str) -> bool:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == pinned()[name]
+
+
+def download(settings: Settings) -> None:
+    incoming, cache, output = settings.jars / "incoming", settings.jars / "cache", settings.jars / "ivy.log"
+    shutil.rmtree(incoming, ignore_errors=True)
+    argv: list[str | Path] = [java(), "-cp", f"{pyspark_jars()}/*", "org.apache.ivy.Main", "-cache", cache, "-ivy", IVY]
+    argv += ["-confs", "spark", "broker", "-types", "jar", "bundle"]
+    argv += ["-retrieve", f"{incoming}/[conf]/[artifact]-[revision].[ext]"]
+    log.info("fetching jars", into=str(settings.jars), missing=len(absent(settings)))
+    with output.open("w") as file:
+        ended = subprocess.run(argv, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode != 0:
+        raise JarsWrong(f"Ivy could not fetch the jars; it says why in {output}. Mend that and run the command again")
+    for name in absent(settings):
+        fetched, place = incoming / name, settings.jars / name
+        if not fetched.is_file():
+            raise JarsWrong(f"Ivy brought no {name}, which include/jars.sha256 lists; it says more in {output}")
+        if not right(fetched, name):
+            shutil.rmtree(incoming)
+            shutil.rmtree(cache)  # else the next attempt would be served the same file
+            raise JarsWrong(
+                f"{name}: the file fetched is not the one pinned in include/jars.sha256 and was removed; run the command again, "
+                "and if it is still wrong, look at who serves your jars"
+            )
+        place.parent.mkdir(exist_ok=True)
+        fetched.replace(place)
+    shutil.rmtree(incoming)
+    shutil.rmtree(cache)
+
+
+def pyspark_jars() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent / "jars"
+
+
+def spark_jars(settings: Settings) -> list[Path]:
+    """The jars that Spark loads beside its own, for Kafka and Delta. Raises `JarsWrong` when one is missing."""
+    return jars_of(settings, "spark")
+
+
+def jars_of(settings: Settings, part: str) -> list[Path]:
+    files = [settings.jars / name for name in pinned() if name.startswith(f"{part}/")]
+    missing = [f.name for f in files if not f.is_file()]
+    if missing:
+        raise JarsWrong(f"{settings.jars / part} lacks {', '.join(missing)}; `tidemark jars` fetches them")
+    return files
+
+
+# ---- processes
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that was started here. A pid alone is no identity: `created` (seconds since 1970) tells it from a later one."""
+
+    name: str
+    pid: int
+    created: float
+    argv: tuple[str, ...]
+    log: Path
+
+    def alive(self) -> bool:
+        """Whether this very process still runs; one that ended and was not collected does not."""
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Our own children: kept, because a collected Popen of a running process warns."""
+
+
+def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Process:
+    """Start a process that outlives this one, in a session of its own, its output in `state/logs/<name>.log`.
+
+    One process has one name: if it runs already, that one is returned. `env` adds to this process's environment.
+    """
+    folder = settings.state / "processes"
+    folder.mkdir(parents=True, exist_ok=True)
+    output = settings.state / "logs" / f"{name}.log"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        if known := running(settings, name):
+            return known
+        with output.open("ab") as file:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | dict(env or {}),
+            )
+        STARTED.append(child)
+        try:
+            created = psutil.Process(child.pid).create_time()
+        except psutil.NoSuchProcess:
+            created = 0.0  # it ended at once; `alive` will say so
+        process = Process(name, child.pid, created, tuple(argv), output)
+        fresh = folder / f"{name}.json.new"
+        fresh.write_text(json.dumps(asdict(process), default=str, indent=2))
+        fresh.replace(folder / f"{name}.json")
+    return process
+
+
+def running(settings: Settings, name: str) -> Process | None:
+    """The process of that name, if it runs."""
+    try:
+        found = json.loads((settings.state / "processes" / f"{name}.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    process = Process(found["name"], found["pid"], found["created"], tuple(found["argv"]), Path(found["log"]))
+    return process if process.alive() else None
+
+
+def processes(settings: Settings) -> list[Process]:
+    """Everything started here that runs, oldest first."""
+    records = sorted((settings.state / "processes").glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    return [process for file in records if (process := running(settings, file.stem))]
+
+
+def stop(settings: Settings, name: str, signal: int = signals.SIGTERM, patience: float = 60.0) -> bool:
+    """End a process: the signal, up to `patience` seconds of waiting, then SIGKILL to it and its children.
+
+    Returns whether there was one to end. A pid that now belongs to another process is left alone.
+    """
+    process = running(settings, name)
+    record = settings.state / "processes" / f"{name}.json"
+    if process is None:
+        record.unlink(missing_ok=True)
+        return False
+    with suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(process.pid)
+        family = [leader, *leader.children(recursive=True)]
+        leader.send_signal(signal)
+        _, left = psutil.wait_procs(family, timeout=patience)
+        for late in left:
+            log.warning("did not end in time; killed", process=name, pid=late.pid, patience=patience)
+            with suppress(psutil.NoSuchProcess):
+                late.kill()
+        psutil.wait_procs(left, timeout=10)
+    record.unlink(missing_ok=True)
+    return True
+
+
+def stop_all(settings: Settings, patience: float = 60.0) -> list[str]:
+    """End everything started here, youngest first, so that the broker outlives its clients. Returns the names."""
+    names = [p.name for p in reversed(processes(settings))]
+    for name in names:
+        stop(settings, name, patience=patience)
+    return names
+
+
+# ---- the broker
+
+
+def start_broker(settings: Settings) -> Process:
+    """A Kafka broker of one node on loopback, at the first of `settings.brokers`; returns once it answers.
+
+    Its data is in `<home>/kafka` and survives a restart; its log is `state/logs/kafka.log`. If it runs, it is returned.
+    Raises `PortBusy`, `BrokerFailed`, `JarsWrong`, `JavaMissing`.
+    """
+    if known := running(settings, BROKER):
+        return answering(settings, known)
+    host, port = address(settings)
+    for number, setting in ((port, "TIDEMARK_BROKERS"), (settings.controller_port, "TIDEMARK_CONTROLLER_PORT")):
+        refuse_busy(host, number, setting)
+    folder = settings.home.absolute() / "kafka"
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = settings.state / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    properties = folder / "server.properties"
+    properties.write_text(server_properties(settings, host, port, folder / "data"))
+    (folder / "log4j2.properties").write_text(log4j_properties(logs / "kafka.log"))
+    command = [
+        str(java()),
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+        "-cp",
+        ":".join(str(jar) for jar in broker_jars(settings)),
+    ]
+    if not (folder / "data" / "meta.properties").is_file():
+        format_storage(command, properties, logs / "broker.log")
+    return answering(settings, start(settings, BROKER, [*command, "kafka.Kafka", str(properties)]))
+
+
+def stop_broker(settings: Settings) -> bool:
+    """End the embedded broker. Returns whether it ran."""
+    return stop(settings, BROKER)
+
+
+def answering(settings: Settings, process: Process, patience: float = 60.0) -> Process:
+    """The broker's process, once it answers. Raises `BrokerFailed` when it ends or stays silent."""
+    deadline = time.monotonic() + patience
+    while process.alive():
+        with suppress(kafka.BrokerAway):
+            kafka.wait(settings, 1.0)
+            return process
+        if time.monotonic() > deadline:
+            break
+    state = f"does not answer at {settings.brokers}" if process.alive() else "ended"
+    raise BrokerFailed(f"the broker {state}; it says why in {process.log} and {process.log.with_name('kafka.log')}")
+
+
+def address(settings: Settings) -> tuple[str, int]:
+    first = settings.brokers.split(",")[0]
+    host, _, port = first.rpartition(":")
+    if host not in ("127.0.0.1", "localhost") or not port.isdigit():
+        raise BrokerFailed(
+            f"the embedded broker listens on loopback only, and TIDEMARK_BROKERS says {first}; "
+            "write it like 127.0.0.1:19092, or use the broker there without starting one"
+        )
+    return "127.0.0.1", int(port)
+
+
+def refuse_busy(host: str, port: int, setting: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            wanted = f"{host}:{port}" if setting == "TIDEMARK_BROKERS" else str(port)
+            raise PortBusy(
+                f"port {port} on {host} is taken by another program ({error.strerror}); end it, or choose another port "
+                f"with {setting} (now {wanted})"
+            ) from error
+
+
+def broker_jars(settings: Settings) -> list[Path]:
+    """The broker's class path: pyspark's logging first, because Kafka's own dependencies bring no binding for it."""
+    logging = ("slf4j-api", "log4j-slf4j2-impl", "log4j-api", "log4j-core")
+    binding = [jar for part in logging for jar in pyspark_jars().glob(f"{part}-*.jar")]
+    return binding + [jar for jar in jars_of(settings, "broker") if not jar.name.startswith(("slf4j-", "log4j-"))]
+
+
+def format_storage(command: list[str], properties: Path, output: Path) -> None:
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+    tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(properties), "--ignore-formatted"]
+    ended = subprocess.run([*command, *tool], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    with output.open("a") as file:
+        file.write(ended.stdout + ended.stderr)
+    if ended.returncode != 0:
+        raise BrokerFailed(f"Kafka could not format {properties.parent / 'data'}; it says why in {output}")
+
+
+def server_properties(settings: Settings, host: str, port: int, data: Path) -> str:
+    controller = f"{host}:{settings.controller_port}"
+    options = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": data,
+        "auto.create.topics.enable": "false",
+        "log.message.timestamp.type": "LogAppendTime",
+        "message.max.bytes": LARGEST_REQUEST,
+        "replica.fetch.max.bytes": LARGEST_REQUEST,
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "log.cleaner.dedupe.buffer.size": 32 * 1024 * 1024,  # 128 MiB by default, of a heap of 512
+    }
+    return "".join(f"{name}={value}\n" for name, value in options.items())
+
+
+def log4j_properties(file: Path) -> str:
+    return f"""\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.filePattern = {file}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}} %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 3
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+# ---- leases
+
+
+class Lease:
+    """A lock on a path for as long as its holder lives, whatever ends it; a killed holder leaves none behind.
+
+    Entering raises `LeaseHeld` at once when another holds it, in this process or another. It holds on one machine only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = FileLock(path, timeout=0, thread_local=False)
+
+    def __enter__(self) -> Lease:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.lock.acquire()
+        except Timeout:
+            pid = self.path.read_text().strip() if self.path.is_file() else ""
+            raise LeaseHeld(
+                f"process {pid or 'unknown'} holds {self.path}; only one may run. End it (`tidemark down`), then start again"
+            ) from None
+        self.path.write_text(str(os.getpid()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.lock.release()

@@ -1,0 +1,74 @@
+"""What tests stand on: settings in a fresh folder, one real broker for the whole run, one Spark for a module."""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemark import local
+from tidemark.settings import Settings
+
+JARS = Path(__file__).parent.parent / ".tidemark" / "jars"
+
+for variable in [name for name in os.environ if name.startswith("TIDEMARK_")]:
+    del os.environ[variable]  # a developer's own settings are not the tests'
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def fresh(home: Path) -> Settings:
+    """Settings of a home that nothing else uses, on ports that nothing listens on, with the jars of this checkout."""
+    return Settings(
+        _env_file=None,
+        home=home,
+        jars_dir=JARS,
+        brokers=f"127.0.0.1:{free_port()}",
+        controller_port=free_port(),
+    )
+
+
+@pytest.fixture(scope="session")
+def jars() -> Path:
+    """The jars, fetched once into this checkout and read by every test."""
+    local.fetch_jars(Settings(_env_file=None, jars_dir=JARS))
+    return JARS
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    """A home of its own; whatever was started in it is ended. No broker answers at its address."""
+    own = fresh(tmp_path / "home")
+    yield own
+    local.stop_all(own, patience=10)
+
+
+@pytest.fixture(scope="session")
+def broker(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """The settings of one real broker, shared by the whole run: use `topic_name` to keep out of each other's way."""
+    shared = fresh(tmp_path_factory.mktemp("broker"))
+    local.start_broker(shared)
+    yield shared
+    local.stop_broker(shared)
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A topic's name that no other test has."""
+    return f"topic_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def spark(jars: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A SparkSession for the tests of one module."""
+    from tidemark.session import session
+
+    running = session(fresh(tmp_path_factory.mktemp("spark")), app=request.module.__name__)
+    yield running
+    running.stop()

@@ -1,0 +1,310 @@
+"""local.py with real processes, a real broker and the real Ivy (against a repository in a folder)."""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tidemark import kafka, local
+from tidemark.local import BrokerFailed, JarsWrong, JavaMissing, Lease, LeaseHeld, PortBusy
+from tidemark.model import Topic
+from tidemark.settings import Settings
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+# ---- Java
+
+
+def java_that_says(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True)
+    program = folder / "java"
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_java_home_comes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = java_that_says(tmp_path / "home" / "bin", "21.0.1")
+    java_that_says(tmp_path / "path", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"), prepend=os.pathsep)
+    assert local.java() == wanted
+
+
+@pytest.mark.parametrize("old", ["1.8.0_392", "11.0.2"])
+def test_java_home_too_old_gives_way_to_path(old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_that_says(tmp_path / "home" / "bin", old)
+    wanted = java_that_says(tmp_path / "path", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"), prepend=os.pathsep)
+    assert local.java() == wanted
+
+
+def test_no_java_new_enough_is_a_sentence_that_names_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = java_that_says(tmp_path / "home" / "bin", "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(JavaMissing, match=f"version 17 or newer is needed; found {old} from JAVA_HOME is Java 11"):
+        local.java()
+
+
+# ---- jars
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository in a folder that holds one jar, and an ivy.xml and jars.sha256 that ask for it."""
+    jar = tmp_path / "ivy" / "local" / "org.example" / "tide" / "1.0" / "jars" / "tide.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(b"a jar")
+    ivys = jar.parent.parent / "ivys"
+    ivys.mkdir()
+    (ivys / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="org.example" module="tide" revision="1.0"/></ivy-module>'
+    )
+    asked, pins = tmp_path / "ivy.xml", tmp_path / "jars.sha256"
+    asked.write_text(
+        '<ivy-module version="2.0"><info organisation="test" module="jars"/>'
+        '<configurations><conf name="spark"/><conf name="broker"/></configurations>'
+        '<dependencies><dependency org="org.example" name="tide" rev="1.0" conf="spark->default"/></dependencies></ivy-module>'
+    )
+    pins.write_text(f"{hashlib.sha256(b'a jar').hexdigest()}  spark/tide-1.0.jar\n")
+    monkeypatch.setattr(local, "IVY", asked)
+    monkeypatch.setattr(local, "HASHES", pins)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Divy.default.ivy.user.dir={tmp_path / 'ivy'}")
+    return jar
+
+
+def test_missing_jars_are_fetched_and_then_never_again(repository: Path, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    local.fetch_jars(settings)
+    assert [jar.read_bytes() for jar in local.spark_jars(settings)] == [b"a jar"]
+    repository.unlink()
+    local.fetch_jars(settings)
+    assert sorted(p.name for p in settings.jars.iterdir()) == ["checked", "ivy.log", "lock", "spark"]
+
+
+def test_fetched_jar_with_another_hash_is_removed_and_named(repository: Path, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    repository.write_bytes(b"another jar")
+    with pytest.raises(JarsWrong, match=r"spark/tide-1\.0\.jar: the file fetched is not the one pinned"):
+        local.fetch_jars(settings)
+    assert list(settings.jars.rglob("*.jar")) == []
+
+
+def test_damaged_jar_is_fetched_again_when_no_stamp_vouches_for_it(repository: Path, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    (settings.jars / "spark").mkdir(parents=True)
+    (settings.jars / "spark" / "tide-1.0.jar").write_bytes(b"half")
+    local.fetch_jars(settings)
+    assert (settings.jars / "spark" / "tide-1.0.jar").read_bytes() == b"a jar"
+
+
+def test_jar_of_an_earlier_release_is_removed(repository: Path, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    (settings.jars / "spark").mkdir(parents=True)
+    (settings.jars / "spark" / "tide-0.9.jar").write_bytes(b"an old jar")
+    local.fetch_jars(settings)
+    assert [p.name for p in (settings.jars / "spark").iterdir()] == ["tide-1.0.jar"]
+
+
+def test_failing_ivy_is_a_sentence_that_names_its_log(repository: Path, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    local.IVY.write_text("<ivy-module")
+    with pytest.raises(JarsWrong, match=f"Ivy could not fetch the jars; it says why in {settings.jars / 'ivy.log'}"):
+        local.fetch_jars(settings)
+
+
+def test_missing_jar_names_the_command(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(JarsWrong, match=r"lacks commons-pool2.*`tidemark jars` fetches them"):
+        local.spark_jars(Settings(_env_file=None, home=tmp_path / "empty"))
+
+
+def test_jars_of_this_checkout_are_the_pinned_ones(jars: Path) -> None:
+    found = {f"{p.parent.name}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in jars.rglob("*.jar")}
+    assert found == local.pinned()
+
+
+# ---- processes
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_started_process_has_its_own_session_its_log_and_its_environment(settings: Settings) -> None:
+    said = "import os, time; print('tide is', os.environ['TIDE'], flush=True); time.sleep(600)"
+    process = local.start(settings, "speaker", [sys.executable, "-c", said], {"TIDE": "high"})
+    until(lambda: process.log.read_text() == "tide is high\n")
+    assert os.getsid(process.pid) == process.pid
+    assert local.running(settings, "speaker") == process
+    assert local.processes(settings) == [process]
+
+
+def test_start_of_a_running_name_returns_the_running_process(settings: Settings) -> None:
+    first = local.start(settings, "sleeper", SLEEPER)
+    assert local.start(settings, "sleeper", SLEEPER) == first
+
+
+def test_stopped_process_is_gone_and_a_second_stop_says_so(settings: Settings) -> None:
+    process = local.start(settings, "sleeper", SLEEPER)
+    assert local.stop(settings, "sleeper") is True
+    assert not psutil.pid_exists(process.pid)
+    assert local.running(settings, "sleeper") is None
+    assert local.stop(settings, "sleeper") is False
+
+
+def test_process_that_ended_by_itself_does_not_run(settings: Settings) -> None:
+    process = local.start(settings, "brief", [sys.executable, "-c", "pass"])
+    until(lambda: not process.alive())
+    assert local.running(settings, "brief") is None
+
+
+def test_process_deaf_to_sigterm_is_killed_with_its_children(settings: Settings) -> None:
+    process = local.start(settings, "stubborn", [sys.executable, "-c", STUBBORN])
+    until(lambda: process.log.read_text().startswith("child ") and process.log.read_text().endswith("\n"))
+    child = psutil.Process(int(process.log.read_text().split()[1]))
+    assert local.stop(settings, "stubborn", patience=0.2) is True
+    assert not process.alive()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_recycled_pid_is_neither_running_nor_killed(settings: Settings) -> None:
+    with subprocess.Popen(SLEEPER) as stranger:
+        try:
+            process = local.start(settings, "sleeper", SLEEPER)
+            local.stop(settings, "sleeper")
+            record = {"name": "sleeper", "pid": stranger.pid, "created": process.created - 100, "argv": SLEEPER, "log": "x.log"}
+            (settings.state / "processes" / "sleeper.json").write_text(json.dumps(record))
+            assert local.running(settings, "sleeper") is None
+            assert local.stop(settings, "sleeper") is False
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_stop_all_ends_the_youngest_first(settings: Settings) -> None:
+    for name in ("broker", "stream", "producer"):
+        local.start(settings, name, SLEEPER)
+    assert local.stop_all(settings) == ["producer", "stream", "broker"]
+    assert local.processes(settings) == []
+
+
+# ---- leases
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tidemark.local import Lease
+with Lease(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_lease_held_elsewhere_names_its_holder_and_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "speed.lease"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "held\n"
+            with pytest.raises(LeaseHeld, match=f"process {holder.pid} holds {path};"), Lease(path):
+                pass
+        finally:
+            holder.kill()
+
+
+def test_lease_of_a_killed_holder_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "speed.lease"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        holder.kill()
+    with Lease(path):
+        assert path.read_text() == str(os.getpid())
+
+
+def test_lease_is_refused_twice_in_one_process_and_free_after_its_block(tmp_path: Path) -> None:
+    first, second = Lease(tmp_path / "new folder" / "speed.lease"), Lease(tmp_path / "new folder" / "speed.lease")
+    with first, pytest.raises(LeaseHeld, match=f"process {os.getpid()} holds"), second:
+        pass
+    with second:
+        pass
+
+
+def test_lease_does_not_pass_to_a_child_that_outlives_its_holder(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "speed.lease"
+    with Lease(path):
+        local.start(settings, "sleeper", SLEEPER)
+    with Lease(path):
+        assert local.running(settings, "sleeper")
+
+
+# ---- the broker
+
+
+def test_broker_keeps_its_topics_and_records_over_a_restart(jars: Path, settings: Settings, topic_name: str) -> None:
+    topic = Topic(topic_name, key="k", partitions=2, schema="k STRING NOT NULL", event_time="k")
+    first = local.start_broker(settings)
+    kafka.apply(settings, [topic])
+    kafka.produce(settings, topic, [{"k": "a"}, {"k": "b"}])
+    ids = kafka.topic_ids(settings, [topic_name])
+    assert local.stop_broker(settings) is True
+    second = local.start_broker(settings)
+    assert second.pid != first.pid
+    assert local.start_broker(settings) == second
+    assert sorted(r.value for r in kafka.consume(settings, topic_name, "earliest")) == [b'{"k":"a"}', b'{"k":"b"}']
+    assert kafka.topic_ids(settings, [topic_name]) == ids
+
+
+def test_broker_listens_on_loopback_only_and_logs_to_a_file(broker: Settings) -> None:
+    process = local.running(broker, "broker")
+    assert process
+    listening = {
+        c.laddr.ip.removeprefix("::ffff:") for c in psutil.Process(process.pid).net_connections("inet") if c.status == "LISTEN"
+    }
+    assert listening == {"127.0.0.1"}
+    assert "Kafka Server started" in (broker.state / "logs" / "kafka.log").read_text()
+    assert "INFO" not in process.log.read_text()
+
+
+@pytest.mark.parametrize("setting", ["TIDEMARK_BROKERS", "TIDEMARK_CONTROLLER_PORT"])
+def test_busy_port_is_one_sentence_with_the_setting_that_moves_it(setting: str, settings: Settings) -> None:
+    port = int(settings.brokers.split(":")[1]) if setting == "TIDEMARK_BROKERS" else settings.controller_port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(PortBusy, match=rf"^port {port} on 127.0.0.1 is taken .* choose another port with {setting}") as error:
+            local.start_broker(settings)
+    assert "\n" not in str(error.value)
+
+
+def test_broker_elsewhere_is_not_started_here(settings: Settings) -> None:
+    far = settings.model_copy(update={"brokers": "kafka.example.com:9092"})
+    with pytest.raises(BrokerFailed, match=r"listens on loopback only, and TIDEMARK_BROKERS says kafka\.example\.com:9092"):
+        local.start_broker(far)
+
+
+def test_broker_that_cannot_start_names_its_log(jars: Path, settings: Settings) -> None:
+    data = settings.home / "kafka" / "data"
+    data.mkdir(parents=True)
+    (data / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
+    with pytest.raises(BrokerFailed, match=f"the broker ended; it says why in {settings.state / 'logs' / 'broker.log'}"):
+        local.start_broker(settings)
