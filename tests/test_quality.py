@@ -1,0 +1,416 @@
+"""Checks, verdicts, the gate and Data Docs, on a real Spark session and real Great Expectations."""
+
+import html
+import subprocess
+import sys
+import time
+from datetime import UTC, date, datetime, timedelta
+from types import SimpleNamespace
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tidemark import quality
+from tidemark.model import Check, Live, Topic, View, catalog, expect, rollup, view
+from tidemark.quality import Judged, Verdict
+
+START, END = datetime(2026, 11, 19, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
+TEN, ELEVEN = START + timedelta(hours=10), START + timedelta(hours=11)
+HOSTILE = "<script>alert('x')</script>"
+
+PAGE_VIEWS = Topic(
+    "page_views",
+    key="visitor_id",
+    partitions=1,
+    schema="event_id STRING NOT NULL, visitor_id STRING NOT NULL, viewed_at TIMESTAMP NOT NULL",
+    id="event_id",
+    event_time="viewed_at",
+)
+
+
+@rollup(reads={"views": PAGE_VIEWS}, key=("page", "pane"), time="pane", merge={"views": "distinct"})
+def page_panes(views): ...
+
+
+@view(reads={"panes": page_panes}, key=("page", "hour"), time="hour")
+def hourly_traffic(panes): ...
+
+
+@view(reads={"panes": page_panes}, key=("day",), time="day")
+def site_days(panes): ...
+
+
+@view(reads={"hours": hourly_traffic}, key=("page", "day"), time="day")
+def daily_traffic(hours): ...
+
+
+@view(reads={"days": daily_traffic}, key=("day",), time="day")
+def best_days(days): ...
+
+
+def hours(spark: SparkSession, *rows: tuple) -> DataFrame:
+    return spark.createDataFrame(rows, "page STRING, hour TIMESTAMP, pv BIGINT")
+
+
+def with_checks(*checks: Check) -> View:
+    return view(reads={"panes": page_panes}, key=("page", "hour"), time="hour", checks=checks)(hourly_traffic.function)
+
+
+def not_passed(verdicts: list[Verdict]) -> dict[str, str]:
+    return {v.check: v.outcome for v in verdicts if v.outcome != "passed"}
+
+
+# --------------------------------------------------------------------------------------------------------- own checks
+
+
+@pytest.mark.parametrize(
+    ("row", "failed"),
+    [
+        (("/b", START, 1), []),  # start is inside
+        (("/b", END - timedelta(microseconds=1), 1), []),
+        (("/b", END, 1), ["hour is in the period"]),  # end is outside
+        (("/b", START - timedelta(microseconds=1), 1), ["hour is in the period"]),
+        ((None, TEN, 1), ["page is not null"]),
+        (("/b", None, 1), ["hour is not null"]),
+        (("/a", TEN, 2), ["key page, hour is unique"]),
+    ],
+)
+def test_a_view_row_outside_its_own_checks_fails_exactly_that_check(spark, row, failed):
+    verdicts = quality.judge("r1", {"hourly_traffic": Judged(hourly_traffic, hours(spark, ("/a", TEN, 1), row), START, END)})
+    assert len(verdicts) == 4
+    assert not_passed(verdicts) == dict.fromkeys(failed, "failed")
+
+
+@pytest.mark.parametrize(
+    ("days", "failed"),
+    [
+        ([date(2026, 11, 19)], []),
+        ([date(2026, 11, 20)], ["day is in the period"]),
+        ([date(2026, 11, 18)], ["day is in the period"]),
+        ([date(2026, 11, 19), date(2026, 11, 19)], ["key day is unique"]),
+        ([date(2026, 11, 19), None], ["day is not null"]),
+    ],
+)
+@pytest.mark.parametrize("column", ["day", "date"])
+def test_a_date_is_compared_by_business_days(spark, column, days, failed):
+    new_york = ZoneInfo("America/New_York")  # its day begins at 05:00 UTC
+    start, end = datetime(2026, 11, 19, tzinfo=new_york), datetime(2026, 11, 20, tzinfo=new_york)
+    declared = view(reads={"panes": page_panes}, key=(column,), time=column)(site_days.function)
+    frame = spark.createDataFrame([(d,) for d in days], f"{column} DATE")
+    verdicts = quality.judge("r1", {"site_days": Judged(declared, frame, start, end)})
+    assert not_passed(verdicts) == {name.replace("day", column): "failed" for name in failed}
+    assert {v.days for v in verdicts} == {(date(2026, 11, 19), date(2026, 11, 19))}
+
+
+@pytest.mark.parametrize(
+    ("row", "failed"),
+    [
+        (("e2", 0, 2, None, date(2026, 11, 19)), []),
+        ((None, 0, 2, "not JSON", date(2026, 11, 19)), []),  # a reject has no columns
+        ((None, 0, 2, None, date(2026, 11, 19)), ["event_id of an accepted event is not null"]),
+        (("e1", 0, 1, None, date(2026, 11, 19)), ["each record stands once"]),
+        (("e1", 1, 1, None, date(2026, 11, 19)), []),  # a producer's repeat is another record
+        (("e2", 0, 2, None, date(2026, 11, 20)), ["day is in the period"]),
+    ],
+)
+def test_a_log_row_outside_its_own_checks_fails_exactly_that_check(spark, row, failed):
+    rows = [("e1", 0, 1, None, date(2026, 11, 19)), row]
+    frame = spark.createDataFrame(
+        [(e, {"partition": p, "offset": o}, r, d) for e, p, o, r, d in rows],
+        "event_id STRING, kafka STRUCT<partition INT, offset BIGINT>, reject STRING, day DATE",
+    )
+    verdicts = quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END)})
+    assert len(verdicts) == 3
+    assert not_passed(verdicts) == dict.fromkeys(failed, "failed")
+
+
+def test_own_checks_have_the_same_names_whatever_type_time_has():
+    names = [[c.name for c in quality.own_checks(hourly_traffic, START, END, dates=d)] for d in (True, False, None)]
+    assert names[0] == names[1] == names[2]
+
+
+def test_a_day_of_25_hours_is_one_day():
+    berlin = ZoneInfo("Europe/Berlin")
+    assert quality.days(datetime(2026, 10, 25, tzinfo=berlin), datetime(2026, 10, 26, tzinfo=berlin)) == (date(2026, 10, 25),) * 2
+
+
+# ----------------------------------------------------------------------------------------------------- declared checks
+
+
+def test_a_failed_check_tells_how_many_rows_and_shows_some(spark):
+    declared = with_checks(expect("ExpectColumnValuesToBeBetween", column="pv", min_value=1))
+    frame = hours(spark, *((f"/{n}", TEN, 0) for n in range(7)), ("/a", TEN, 1))
+    (found,) = (v for v in quality.judge("r1", {"hourly_traffic": Judged(declared, frame, START, END)}) if v.outcome != "passed")
+    assert (found.run, found.table, found.check) == ("r1", "hourly_traffic", "ExpectColumnValuesToBeBetween pv")
+    assert (found.outcome, found.severity, found.unexpected, found.sample) == ("failed", "critical", 7, "[0, 0, 0, 0, 0]")
+    assert found.observed == '{"element_count": 8, "unexpected_percent": 87.5}'
+    assert list(quality.gate(declared, declared.checks, [found]).reasons) == [
+        f'hourly_traffic: "{found.check}" failed on 7 rows; observed {found.observed}; for example {found.sample}'
+    ]
+
+
+def test_a_check_compares_two_tables_and_leaves_no_view_behind(spark):
+    sums = """
+        SELECT d.day, d.pv, h.pv AS hours
+        FROM {batch} d JOIN (SELECT day, sum(pv) AS pv FROM hourly_traffic GROUP BY day) h USING (day)
+        WHERE d.pv <> h.pv
+    """
+    checks = [expect("UnexpectedRowsExpectation", unexpected_rows_query=sums, description="pv is the sum of its hours")]
+    declared = view(reads={"panes": page_panes}, key=("day",), time="day", checks=checks)(site_days.function)
+    by_hour = spark.createDataFrame(
+        [("/a", TEN, 2, START.date()), ("/a", ELEVEN, 3, START.date())], "page STRING, hour TIMESTAMP, pv BIGINT, day DATE"
+    )
+    found = {}
+    for pv in (5, 6):
+        by_day = spark.createDataFrame([(START.date(), pv)], "day DATE, pv BIGINT")
+        tables = {
+            "hourly_traffic": Judged(hourly_traffic, by_hour, START, END),
+            "site_days": Judged(declared, by_day, START, END),
+        }
+        found[pv] = [v for v in quality.judge("r1", tables) if v.outcome != "passed"]
+    assert found[5] == []
+    assert [(v.check, v.unexpected, v.sample) for v in found[6]] == [
+        ("pv is the sum of its hours", 1, '[{"day": "2026-11-19", "pv": 6, "hours": 5}]')
+    ]
+    assert spark.catalog.listTables() == []
+
+
+def test_a_check_compares_with_a_frame_that_is_not_judged(spark):
+    query = "SELECT d.hour FROM {batch} d JOIN published p USING (page, hour) WHERE d.pv < p.pv"
+    declared = with_checks(expect("UnexpectedRowsExpectation", unexpected_rows_query=query, description="pv does not shrink"))
+    tables = {"hourly_traffic": Judged(declared, hours(spark, ("/a", TEN, 2)), START, END)}
+    verdicts = quality.judge("r1", tables, beside={"published": hours(spark, ("/a", TEN, 3))})
+    assert not_passed(verdicts) == {"pv does not shrink": "failed"}
+    assert {v.table for v in verdicts} == {"hourly_traffic"}
+    assert spark.catalog.listTables() == []
+
+
+def test_a_query_may_name_the_judged_table_itself(spark, capfd):
+    query = "SELECT * FROM hourly_traffic WHERE pv > 1;"
+    declared = with_checks(expect("UnexpectedRowsExpectation", unexpected_rows_query=query, description="small"))
+    tables = {"hourly_traffic": Judged(declared, hours(spark, ("/a", TEN, 2)), START, END)}
+    assert not_passed(quality.judge("r1", tables)) == {"small": "failed"}
+    assert capfd.readouterr().out == ""
+
+
+def test_instants_in_a_sample_are_utc_whatever_zone_the_process_has(spark, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        frame = hours(spark, ("/a", END, 1), ("/a", END, 1))
+        found = {v.check: v.sample for v in quality.judge("r1", {"hourly_traffic": Judged(hourly_traffic, frame, START, END)})}
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    instant = "2026-11-20T00:00:00+00:00"
+    assert found["hour is in the period"] == f'["{instant}", "{instant}"]'
+    assert found["key page, hour is unique"].count(instant) == 2
+
+
+ERRORS = [
+    (expect("ExpectColumnValuesToBeBetween", column="nope", min_value=1, severity="warning"), "nope"),
+    (expect("UnexpectedRowsExpectation", unexpected_rows_query="SELEC {batch}", severity="warning"), "SELEC"),
+    (expect("UnexpectedRowsExpectation", unexpected_rows_query="SELECT * FROM no_such", severity="warning"), "no_such"),
+    (expect("UnexpectedRowsExpectation", unexpected_rows_query="SELECT '{' FROM {batch}", severity="warning"), "brace"),
+    (expect("ExpectNoSuchThing", column="pv", severity="warning"), "ExpectNoSuchThing"),
+    (expect("ExpectColumnValuesToBeBetween", column="pv", severity="warning"), "min_value"),
+]
+
+
+def test_a_check_that_cannot_be_asked_is_an_error_and_fails_the_gate_even_as_a_warning(spark, tmp_path):
+    declared = with_checks(*(check for check, _ in ERRORS))
+    judged = Judged(declared, hours(spark, ("/a", TEN, 1)), START, END)
+    verdicts = quality.judge("r1", {"hourly_traffic": judged}, tmp_path)
+    assert [v.outcome for v in verdicts] == ["passed"] * 4 + ["error"] * len(ERRORS)
+    for found, (_, word) in zip(verdicts[4:], ERRORS, strict=True):
+        assert word in found.observed
+        decided = quality.gate(declared, [c for c in quality.checks_of(judged) if c.name == found.check], [found])
+        assert not decided.passed
+        assert "could not be asked" in decided.reasons[0]
+    (page,) = tmp_path.glob("validations/hourly_traffic/**/*.html")
+    assert "ExpectNoSuchThing" in page.read_text()
+
+
+def test_a_frame_that_cannot_be_read_is_an_error_of_every_check(spark, tmp_path):
+    hours(spark, ("/a", TEN, 1)).write.parquet(str(tmp_path / "t"))
+    frame = spark.read.parquet(str(tmp_path / "t"))
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    verdicts = quality.judge("r1", {"hourly_traffic": Judged(hourly_traffic, frame, START, END)})
+    assert [v.outcome for v in verdicts] == ["error"] * 4
+
+
+def test_a_table_handed_in_by_another_name_is_refused(spark):
+    with pytest.raises(ValueError, match="hourly is handed in with the declaration hourly_traffic"):
+        quality.judge("r1", {"hourly": Judged(hourly_traffic, hours(spark, ("/a", TEN, 1)), START, END)})
+
+
+# ----------------------------------------------------------------------------------------------------------- Data Docs
+
+
+def test_docs_keep_every_run_name_the_failed_check_and_escape_what_data_says(spark, tmp_path):
+    declared = with_checks(
+        expect("ExpectColumnValuesToNotMatchRegex", column="page", regex="alert"),
+        expect(
+            "UnexpectedRowsExpectation", unexpected_rows_query="SELECT int(page) FROM {batch}", description="page <b>counts</b>"
+        ),
+        expect("ExpectColumnMinToBeBetween", column="page", min_value="z", description="least page"),
+    )
+    judged = Judged(declared, hours(spark, (HOSTILE, TEN, 1)), START, END)
+    for run in ("nightly/1", "nightly/2"):
+        quality.judge(run, {"hourly_traffic": judged}, tmp_path)
+    pages = sorted(tmp_path.glob("validations/**/*.html"))
+    assert [page.relative_to(tmp_path).parts[1:3] for page in pages] == [
+        ("hourly_traffic", "nightly-1"),
+        ("hourly_traffic", "nightly-2"),
+    ]
+    for page in pages:
+        text = page.read_text()
+        assert "page is not null" in text
+        assert "least page" in text
+        assert html.escape("page <b>counts</b>") in text
+        assert "CAST_INVALID_INPUT" in text
+        assert html.escape(HOSTILE) in text
+        assert "<script>alert" not in text
+        assert "<b>counts" not in text
+    index = (tmp_path / "index.html").read_text()
+    assert "nightly-1" in index
+    assert "nightly-2" in index
+
+
+def test_the_oldest_pages_go(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(quality, "PAGES_KEPT", 2)
+    for run in ("a", "b", "c"):
+        quality.judge(run, {"hourly_traffic": Judged(hourly_traffic, hours(spark, ("/a", TEN, 1)), START, END)}, tmp_path)
+    for kind in ("results/**/*.json", "validations/**/*.html"):
+        assert sorted(file.parts[-3] for file in tmp_path.glob(kind)) == ["b", "c"]
+
+
+def test_docs_that_cannot_be_written_cost_no_verdict(spark, tmp_path):
+    (tmp_path / "docs").write_text("a file where the folder should be")
+    judged = Judged(hourly_traffic, hours(spark, ("/a", TEN, 1)), START, END)
+    assert len(quality.judge("r1", {"hourly_traffic": judged}, tmp_path / "docs")) == 4
+
+
+# ---------------------------------------------------------------------------------------------------- deciding, purely
+
+
+def said(check: str, outcome: str = "passed", severity: str = "critical", table: str = "hourly_traffic") -> Verdict:
+    return Verdict("r1", table, check, "ExpectX", severity, outcome, None, None, None, END, (START.date(), START.date()))
+
+
+FIRST, SECOND = expect("ExpectX", column="a"), expect("ExpectX", column="b", severity="warning")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reasons"),
+    [
+        ([said("ExpectX a"), said("ExpectX b")], []),
+        ([said("ExpectX a"), said("ExpectX b", "failed", "warning")], []),
+        ([said("ExpectX a", "failed"), said("ExpectX b")], ['hourly_traffic: "ExpectX a" failed']),
+        (
+            [said("ExpectX a", "failed", "warning"), said("ExpectX b")],
+            ['hourly_traffic: "ExpectX a" failed'],
+        ),  # declared critical
+        (
+            [said("ExpectX a"), said("ExpectX b", "error", "warning")],
+            ['hourly_traffic: "ExpectX b" could not be asked: no reason is known'],
+        ),
+        ([said("ExpectX a")], ['hourly_traffic: 2 checks were expected and 1 ran; missing: "ExpectX b"']),
+        (
+            [said("ExpectX a"), said("ExpectX b", table="daily_traffic")],
+            ['hourly_traffic: 2 checks were expected and 1 ran; missing: "ExpectX b"'],
+        ),
+        ([said("ExpectX a"), said("ExpectX a")], ['hourly_traffic: 2 checks were expected and 1 ran; missing: "ExpectX b"']),
+        ([], ['hourly_traffic: 2 checks were expected and 0 ran; missing: "ExpectX a", "ExpectX b"']),
+    ],
+)
+def test_gate(verdicts, reasons):
+    decided = quality.gate(hourly_traffic, [FIRST, SECOND], verdicts)
+    assert list(decided.reasons) == reasons
+    assert decided.passed == (not reasons)
+
+
+def test_one_check_declared_twice_must_run_twice():
+    decided = quality.gate(hourly_traffic, [FIRST, FIRST], [said("ExpectX a")])
+    assert decided.reasons == ('hourly_traffic: 2 checks were expected and 1 ran; missing: "ExpectX a"',)
+
+
+def test_a_gate_that_expects_nothing_fails():
+    assert not quality.gate(hourly_traffic, [], []).passed
+
+
+@pytest.mark.parametrize(
+    ("failed", "blocked"),
+    [
+        ([], set()),
+        (["best_days"], set()),
+        (["site_days"], set()),
+        (["daily_traffic"], {"best_days"}),
+        (["hourly_traffic"], {"daily_traffic", "best_days"}),
+        (["page_views"], {"page_panes", "hourly_traffic", "site_days", "daily_traffic", "best_days"}),
+    ],
+)
+def test_what_reads_a_failed_table_is_blocked_through_others_too(failed, blocked):
+    declared = (PAGE_VIEWS, page_panes, hourly_traffic, site_days, daily_traffic, best_days)
+    pipeline = SimpleNamespace(__name__="pipeline", **{d.name: d for d in declared})
+    assert set(quality.blocked(catalog([pipeline]), failed)) == blocked
+
+
+def test_a_block_says_why_to_its_root():
+    pipeline = SimpleNamespace(__name__="pipeline", a=PAGE_VIEWS, b=page_panes, c=hourly_traffic, d=daily_traffic)
+    assert quality.blocked(catalog([pipeline]), ["page_panes"])["daily_traffic"] == (
+        "daily_traffic reads hourly_traffic, which is blocked: hourly_traffic reads page_panes, which failed its checks"
+    )
+
+
+def test_a_live_way_that_reads_a_failed_table_blocks_its_view():
+    @rollup(reads={"views": PAGE_VIEWS}, key=("page", "minute"), time="minute", merge={"views": "distinct"})
+    def minutes(views): ...
+
+    @view(reads={"panes": page_panes}, key=("page", "hour"), time="hour", live=Live(every="30 seconds", back="2 hours"))
+    def last_hour(panes): ...
+
+    @last_hour.live(every="5 seconds", back="10 minutes", reads={"minutes": minutes})
+    def newest(minutes): ...
+
+    pipeline = SimpleNamespace(__name__="pipeline", a=PAGE_VIEWS, b=page_panes, c=minutes, d=last_hour)
+    assert set(quality.blocked(catalog([pipeline]), ["minutes"])) == {"last_hour"}
+
+
+# ------------------------------------------------------------------------------------------------------------- keeping
+
+
+KEPT = [
+    Verdict("r1", "t", "größe", "ExpectX", "critical", "failed", '{"a": 1}', 3, '["<b>"]', END, (START.date(), END.date())),
+    Verdict("r1", "t", "b", "ExpectY", "warning", "passed", None, None, None, END, (START.date(), START.date())),
+]
+
+
+def test_verdicts_survive_json():
+    assert quality.from_json(quality.to_json(KEPT)) == KEPT
+
+
+def test_verdicts_are_rows_of_the_stated_columns():
+    table = quality.to_arrow(KEPT)
+    assert ", ".join(table.column_names) == ", ".join(column.split()[0] for column in quality.VERDICTS.split(", "))
+    assert table.to_pylist()[0] == {
+        "run": "r1",
+        "table_name": "t",
+        "check_name": "größe",
+        "expectation": "ExpectX",
+        "severity": "critical",
+        "outcome": "failed",
+        "observed": '{"a": 1}',
+        "unexpected": 3,
+        "sample": '["<b>"]',
+        "judged_at": END,
+        "day": START.date(),
+        "last_day": END.date(),
+    }
+
+
+def test_a_gate_costs_no_heavy_import():
+    heavy = ("pyspark", "great_expectations", "pyarrow", "pandas", "deltalake")
+    code = f"import sys, tidemark.quality; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
