@@ -1,0 +1,1018 @@
+"""The command `tidemark`: what a person or a script does with the platform, from topics to answers.
+
+Exit codes: 0 done; 1 tried and failed; 2 a wrong word on the command line; 75 another copy holds the lease; 130 interrupted.
+What was asked for goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tidemark.lake import Run
+    from tidemark.model import Catalog, Declared, Topic
+    from tidemark.settings import Settings
+
+FAILED, WRONG, HELD, INTERRUPTED = 1, 2, 75, 130
+CODES = {"QueryError": WRONG, "DeclarationError": WRONG, "TopicMissing": WRONG, "LeaseHeld": HELD}
+TEXT_SHOWN = 120
+
+
+class Wrong(Exception):
+    """A word on the command line, or in the environment, that nothing can be done with."""
+
+
+class Failed(Exception):
+    """Something was tried and did not succeed; the sentence says what and where to look."""
+
+
+class Commands(TyperGroup):
+    """Ends every command with an exit code, and every expected error with one sentence on stderr."""
+
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        try:
+            code = super().main(args, standalone_mode=False, **extra)
+        except Exception as error:
+            foreseen = ending(error)
+            if foreseen is None:
+                raise
+            code, said = foreseen
+            typer.echo(f"tidemark: {said}", err=True)
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def ending(error: Exception) -> tuple[int, str] | None:
+    """The exit code and the sentence of an error that was foreseen; None for any other, which deserves its trace."""
+    from pydantic import ValidationError
+
+    if isinstance(error, Wrong | Failed):
+        return WRONG if isinstance(error, Wrong) else FAILED, one_line(str(error))
+    if hasattr(error, "format_message"):  # of the command-line library: an unknown option, a missing argument
+        return WRONG, one_line(f"{error.format_message()} (tidemark --help shows what there is)")
+    if isinstance(error, ValidationError) and error.title == "Settings":
+        first = error.errors()[0]
+        name = f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}"
+        return WRONG, one_line(f"{name}={first['input']}: {first['msg'].removeprefix('Value error, ')}")
+    kind = type(error)
+    if kind.__module__.startswith("tidemark") or kind.__name__ == "KafkaException":
+        return CODES.get(kind.__name__, FAILED), one_line(str(error))
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # raised by us with a sentence, not by the system
+        return FAILED, one_line(str(error))
+    return None
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="tidemark",
+    no_args_is_help=False,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="""Kafka in, Delta tables out. Above the tidemark a day is settled; below it, live.
+
+Start with `tidemark demo`, or step by step:
+
+    tidemark up                                   # broker, topics, stream
+    tidemark produce page_views --sample --rate 100
+    tidemark watch                                # in another terminal
+    tidemark query "SELECT * FROM site_hourly_traffic ORDER BY hour"
+    tidemark settle --day 2026-11-19              # prints the run
+    tidemark publish RUN
+    tidemark down
+
+Settings are environment variables, `TIDEMARK_HOME` and so on; `tidemark status` shows those that matter.
+Exit codes: 0 done, 1 failed, 2 a wrong word, 75 another copy runs, 130 interrupted.
+""",
+)
+topics_app = typer.Typer(
+    help="Topics as code: bring Kafka to what the pipelines declare, or compare the two.", no_args_is_help=True
+)
+app.add_typer(topics_app, name="topics")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for a script.")]
+OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that a pipeline declares.")]
+
+
+@app.callback()
+def prepare(context: typer.Context) -> None:
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+# ------------------------------------------------------------------------------------------------------ words and output
+
+
+def settings() -> Settings:
+    from tidemark.settings import Settings
+
+    return Settings()
+
+
+def catalog() -> Catalog:
+    from tidemark.pipelines import CATALOG
+
+    return CATALOG
+
+
+PATIENCE = 2.0
+"""Seconds that a command waits for a broker that does not answer, before it says so."""
+
+
+def with_broker() -> Settings:
+    """The settings, once their broker has answered. Raises `BrokerAway`."""
+    from tidemark import kafka
+
+    config = settings()
+    kafka.wait(config, PATIENCE)
+    return config
+
+
+def topic_named(name: str) -> Topic:
+    topics = catalog().topics
+    if name not in topics:
+        raise Wrong(f"there is no topic {name}; there are {', '.join(sorted(topics))}")
+    return topics[name]
+
+
+def stream_named(name: str) -> str:
+    streams = catalog().streams
+    if name not in streams:
+        raise Wrong(f"there is no stream {name}; there are {', '.join(streams)}")
+    return name
+
+
+def day_of(text: str, option: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise Wrong(f"{option} {text} is not a day; write it like {date.today() - timedelta(days=1)}") from None
+
+
+def run_named(config: Settings, name: str) -> Run:
+    from tidemark import lake
+
+    try:
+        return lake.run_of(config, name)
+    except KeyError as error:
+        raise Wrong(error.args[0]) from None
+
+
+def console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def show(found: Any) -> None:
+    """JSON on stdout, for a script."""
+    typer.echo(json.dumps(found, default=plain, ensure_ascii=False, allow_nan=False, indent=None if sys.stdout.isatty() else 1))
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no word for: instants and days in ISO 8601, bytes as text with the rest escaped, decimals as text."""
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, set | tuple | frozenset):
+        return list(value)
+    return str(value)
+
+
+def finite(value: Any) -> Any:
+    """NaN and the infinities as text, at any depth: JSON has no word for them either."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
+    """Rows for a person; where nobody looks (a pipe, a file), columns are parted by tabs and nothing is cut."""
+    cells = [[cell(value) for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        typer.echo("\t".join(columns))
+        for row in cells:
+            typer.echo("\t".join(one_line(value) for value in row))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in cells:
+        shown.add_row(*map(Text, row))
+    console().print(shown)
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S") + (f".{value.microsecond:06d}" if value.microsecond else "")
+    return value if isinstance(value, str) else str(plain(value)) if isinstance(value, bytes | date) else str(value)
+
+
+class Steps:
+    """Says each step of long work on stderr, with the time it took."""
+
+    def __init__(self) -> None:
+        self.console, self.began = console(stderr=True), time.monotonic()
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[Callable[[str], None]]:
+        """`with steps.step("starting the broker") as say:`; `say` puts what came of it behind the time."""
+        came: list[str] = []
+        began = time.monotonic()
+        with self.console.status(doing):
+            yield came.append
+        self.console.print(
+            f"{doing}: {came[-1] if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]", soft_wrap=True
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- up, down
+
+
+@app.command()
+def up(json_: AsJson = False) -> None:
+    """Start what runs on this machine: jars, broker, topics, and a stream for each that the pipelines name.
+
+    What is there already is left as it is, so running it twice changes nothing. A broker that is not on loopback
+    is used, never started. `tidemark down` ends it all.
+    """
+    config = settings()
+    bring_up(config, Steps())
+    if json_:
+        show(whole_status(config))
+
+
+def bring_up(config: Settings, steps: Steps) -> None:
+    from tidemark import kafka, local
+
+    with steps.step("jars"):
+        local.fetch_jars(config)
+    with steps.step(f"broker at {config.brokers}") as say:
+        try:
+            kafka.wait(config, 0.5)
+            say("answers already")
+        except kafka.BrokerAway:
+            local.start_broker(config)
+            say("started")
+    with steps.step("topics") as say:
+        say("; ".join(map(str, kafka.apply(config, catalog().topics.values()))) or "as declared")
+    for stream in catalog().streams:
+        with steps.step(f"stream {stream}") as say:
+            say("runs already" if beats(config, stream) else f"started, its log is {start_stream(config, stream)}")
+
+
+def start_stream(config: Settings, stream: str) -> Path:
+    from tidemark import local
+
+    (config.state / stream / "heartbeat.json").unlink(missing_ok=True)
+    process = local.start(
+        config, f"speed-{stream}", [sys.executable, "-m", "tidemark", "speed", "--stream", stream], home(config)
+    )
+    return process.log
+
+
+def home(config: Settings) -> dict[str, str]:
+    """What a started process must be told so that it finds the same home from wherever it runs."""
+    return {"TIDEMARK_HOME": str(config.home.absolute()), "TIDEMARK_LAKE": str(config.lake_path)}
+
+
+def beats(config: Settings, stream: str) -> bool:
+    """Whether a process of the stream lives, whoever started it."""
+    import psutil
+
+    from tidemark import speed
+
+    beat = speed.status(config, stream).get("heartbeat", {})
+    if beat.get("state") not in ("starting", "running"):
+        return False
+    with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
+        return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
+    return False
+
+
+@app.command()
+def down() -> None:
+    """End the streams, each between two batches, then the broker that `tidemark up` started. Nothing is lost."""
+    if not bring_down(settings(), Steps()):
+        raise typer.Exit(FAILED)
+
+
+def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
+    """End what was started here, sources first and the broker last. Returns whether every stream ended in time."""
+    from tidemark import local
+
+    streams = {f"speed-{stream}": stream for stream in catalog().streams}
+    others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
+    ended = True
+
+    def drain(stream: str) -> str:
+        if local.stop(config, f"speed-{stream}", patience=patience):
+            return "drained"
+        if not beats(config, stream):
+            return "does not run"
+        (config.state / stream / "stop").touch()
+        deadline = time.monotonic() + patience
+        while beats(config, stream):
+            if time.monotonic() > deadline:
+                return f"still runs after {patience:g} s; end it where it was started"
+            time.sleep(0.2)
+        return "drained"
+
+    with ThreadPoolExecutor() as at_once:
+        ending_others = {name: at_once.submit(local.stop, config, name, patience=patience) for name in others}
+        ending_streams = {stream: at_once.submit(drain, stream) for stream in streams.values()}
+        for name, ends in ending_others.items():
+            with steps.step(name) as say:
+                ends.result()
+                say("ended")
+        for stream, drains in ending_streams.items():
+            with steps.step(f"stream {stream}") as say:
+                say(drains.result())
+                ended &= not drains.result().startswith("still")
+    with steps.step("broker") as say:
+        say("ended" if local.stop_broker(config) else "none was started here")
+    return ended
+
+
+@app.command()
+def jars() -> None:
+    """Fetch the jars of Spark's connectors and of the broker, and compare each with its pinned SHA-256."""
+    from tidemark import local
+
+    config = settings()
+    with Steps().step("jars") as say:
+        local.fetch_jars(config)
+        say(str(config.jars))
+
+
+# --------------------------------------------------------------------------------------------------------------- topics
+
+
+@topics_app.command("apply")
+def topics_apply(json_: AsJson = False) -> None:
+    """Create and alter Kafka's topics until they are as declared; refuse what Kafka cannot do, like fewer partitions."""
+    from tidemark import kafka
+
+    changes = kafka.apply(with_broker(), catalog().topics.values())
+    if json_:
+        show(changes)
+    else:
+        for change in changes:
+            typer.echo(str(change))
+        if not changes:
+            typer.echo("nothing to change")
+
+
+@topics_app.command("list")
+def topics_list(json_: AsJson = False) -> None:
+    """Each declared topic as Kafka holds it, and where the two differ."""
+    from tidemark import kafka
+
+    found = kafka.listing(with_broker(), catalog().topics.values())
+    if json_:
+        show(found)
+        return
+    columns = ("name", "partitions", "replication", "retention", "cleanup", "messages", "differences")
+    rows = [[("; ".join(t.differences) if c == "differences" else getattr(t, c)) for c in columns] for t in found]
+    table(columns, rows, right=("partitions", "replication", "messages"))
+
+
+@app.command()
+def produce(
+    topic: OneTopic,
+    file: Annotated[Path | None, typer.Option(help="JSONL: an event on each line, sent as it stands.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Events drawn by the topic's own sample.")] = False,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; as fast as it goes unless said.")] = None,
+    day: Annotated[str | None, typer.Option(help="A whole past day of sample, instead of events from now on.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="How many sample events; for ever unless said.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, day and count: the same bytes.")] = 1,
+    json_: AsJson = False,
+) -> None:
+    """Send events to a topic and say what became of each.
+
+    Exit code 1 if any was not delivered. Ctrl-C ends the sending and delivers what was taken.
+
+        tidemark produce page_views --file clicks.jsonl
+
+        tidemark produce page_views --sample --rate 100
+
+        tidemark produce page_views --sample --day 2026-11-19 --count 100000
+    """
+    from tidemark import kafka
+
+    declared = topic_named(topic)
+    if sample == (file is not None):
+        raise Wrong("say either --file F.jsonl or --sample")
+    if not sample and (day or count):
+        raise Wrong("--day and --count go with --sample")
+    config = settings()
+    try:
+        if file is not None:
+            events = kafka.from_file(file)
+        else:
+            whole = day_of(day, "--day") if day else None
+            events = kafka.sample(declared, seed=seed, count=count or (100_000 if whole else None), day=whole, zone=config.tz)
+    except (FileNotFoundError, ValueError) as error:
+        raise Wrong(str(error)) from None
+    terminated_as_interrupted()
+    delivery = delivered(config, declared, events, rate, count)
+    if json_:
+        show(delivery)
+    else:
+        typer.echo(f"{delivery.delivered:,} delivered, {delivery.failed:,} failed")
+    for reason in delivery.errors:
+        typer.echo(f"tidemark: {topic}: {one_line(reason)}", err=True)
+    if not delivery.complete:
+        raise typer.Exit(FAILED)
+    if delivery.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, total: int | None) -> Any:
+    """Produce, with a progress bar where somebody looks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    from tidemark import kafka
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        console=console(stderr=True),
+        transient=True,
+    )
+    began = time.monotonic()
+    with bar:
+        task = bar.add_task(topic.name, total=total, rate="")
+
+        def tell(delivery: kafka.Delivery) -> None:
+            speed = delivery.delivered / max(time.monotonic() - began, 0.001)
+            bar.update(task, completed=delivery.delivered, rate=f"{speed:,.0f}/s")
+
+        return kafka.produce(config, topic, events, rate=rate, progress=tell)
+
+
+def terminated_as_interrupted() -> None:
+    """SIGTERM ends a command as Ctrl-C does; SIGINT too where a shell's `&` has set it to be ignored."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+@app.command()
+def consume(
+    topic: OneTopic,
+    start: Annotated[str, typer.Option("--from", help="earliest, latest, an offset, or an instant like 2026-11-19T12:00Z.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on for ever, as records come.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Print a topic's records as Kafka holds them, up to the end it had when asked. No consumer group is left behind.
+
+    tidemark consume page_views --from earliest --limit 10
+    """
+    from tidemark import kafka
+
+    declared, at = topic_named(topic), place(start)
+    for record in kafka.consume(with_broker(), declared.name, at, limit=limit, follow=follow or at == "latest"):
+        if json_:
+            typer.echo(json.dumps(record, default=plain, ensure_ascii=False))
+        else:
+            key, value = ("∅" if b is None else b.decode("utf-8", "backslashreplace") for b in (record.key, record.value))
+            typer.echo(f"{record.partition}/{record.offset}  {record.timestamp:%Y-%m-%d %H:%M:%S.%f}  {key}  {value}")
+
+
+def place(text: str) -> Any:
+    """Where to read from. An instant without a time zone is UTC."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise Wrong(f"--from {text} is neither earliest, latest, an offset nor an instant like 2026-11-19T12:00Z") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+# --------------------------------------------------------------------------------------------------- stream and settling
+
+
+@app.command()
+def speed(
+    stream: Annotated[str, typer.Option(help="Which stream.")] = "main",
+    recover: Annotated[
+        bool, typer.Option("--recover", help="The checkpoint is lost: go on from the log's last offsets.")
+    ] = False,
+) -> None:
+    """Run a stream here until Ctrl-C or SIGTERM, which end it between two batches. `tidemark up` runs it in the background.
+
+    Exit code 75 when another copy runs.
+    """
+    name = stream_named(stream)
+    from tidemark import speed as engine
+
+    engine.run(settings(), catalog(), name, recover)
+
+
+@app.command()
+def settle(
+    day: Annotated[list[str] | None, typer.Option(help="A day of the business zone; may be given more than once.")] = None,
+    first: Annotated[str | None, typer.Option("--from", help="The first of several days.")] = None,
+    last: Annotated[str | None, typer.Option("--to", help="The last of them, included.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; it is kept with the run and in each table's history.")] = "by hand",
+    json_: AsJson = False,
+) -> None:
+    """Compute days again from the log, stage them, judge them and compare with what is live. Readers see nothing yet.
+
+    Exit code 1 when a table failed its gate; the others can be published. The run's name is the last line.
+
+        tidemark settle --day 2026-11-19
+
+        tidemark settle --from 2026-11-01 --to 2026-11-19 --reason "bots removed"
+    """
+    days, config = days_of(day or [], first, last), settings()
+    from tidemark import settle as engine
+
+    if days[-1] > engine.yesterday(config):
+        raise Wrong(f"{days[-1]} is not over in {config.zone}; the last day that can be settled is {engine.yesterday(config)}")
+    terminated_as_interrupted()
+    began, out = time.monotonic(), console(stderr=True)
+    with out.status("settling") as status:
+
+        def say(what: str) -> None:
+            status.update(what)
+            out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
+
+        run = engine.settle(config, catalog(), days, reason, say)
+    if json_:
+        show(run)
+    else:
+        show_run(run)
+        typer.echo(run.id)
+    if failed(run):
+        raise typer.Exit(FAILED)
+
+
+def days_of(days: Sequence[str], first: str | None, last: str | None) -> list[date]:
+    """The days that the options name. Raises `Wrong`."""
+    if bool(days) == bool(first or last) or bool(first) != bool(last):
+        raise Wrong("say --day D, or --from D --to D")
+    if days:
+        return sorted({day_of(d, "--day") for d in days})
+    begin, end = day_of(first or "", "--from"), day_of(last or "", "--to")
+    if end < begin:
+        raise Wrong(f"--to {end} lies before --from {begin}")
+    return [begin + timedelta(days=n) for n in range((end - begin).days + 1)]
+
+
+def failed(run: Run) -> bool:
+    return run.state == "failed" or any(t.get("gate") not in (None, "passed") for t in run.tables.values())
+
+
+def show_run(run: Run) -> None:
+    rows = []
+    for name, one in run.tables.items():
+        compared = one.get("compare") or {}
+        reasons = one.get("reasons") or []
+        rows.append(
+            [
+                name,
+                one.get("rows"),
+                *(compared.get(c) for c in ("missing", "extra", "changed")),
+                one.get("gate"),
+                "; ".join(reasons),
+            ]
+        )
+    table(
+        ("table", "rows", "missing", "extra", "changed", "gate", "because"), rows, right=("rows", "missing", "extra", "changed")
+    )
+
+
+@app.command()
+def publish(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The name that `settle` printed; `runs` lists them.")],
+    json_: AsJson = False,
+) -> None:
+    """Swap a settled run in, one commit for each table that passed its gate. Publishing twice does nothing.
+
+    Exit code 1 when a table was held back.
+    """
+    config = settings()
+    known = run_named(config, run)
+    from tidemark import settle as engine
+
+    began = time.monotonic()
+    found = engine.publish(config, catalog(), known.id)
+    if json_:
+        show(found)
+    else:
+        rows = [[p.table, p.version, p.files, f"{1000 * p.seconds:.0f}", "; ".join(p.blocked)] for p in found]
+        table(("table", "version", "files", "ms", "held back because"), rows, right=("version", "files", "ms"))
+        swapped = sum(p.version is not None for p in found)
+        typer.echo(f"{swapped} tables of run {known.id} published in {time.monotonic() - began:.2f} s", err=True)
+    if failed(run_named(config, run)):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def runs(json_: AsJson = False) -> None:
+    """Every settling, oldest first: its days, its state, why it was made and what held a table back."""
+    from tidemark import lake
+
+    found = lake.runs(settings())
+    if json_:
+        show(found)
+        return
+    rows = []
+    for run in found:
+        held = [name for name, one in run.tables.items() if one.get("gate") not in (None, "passed")]
+        days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}"
+        rows.append([run.id, run.state, days, run.created, run.reason, ", ".join(held)])
+    table(("run", "state", "days", "created", "reason", "held back"), rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- looking
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, WITH, DESCRIBE, SUMMARIZE or SHOW, in DuckDB's SQL.")],
+    rows: Annotated[int | None, typer.Option(min=0, help="The most rows; TIDEMARK_QUERY_ROWS unless said.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="The longest it may take; TIDEMARK_QUERY_SECONDS unless said.")
+    ] = None,
+    json_: AsJson = False,
+) -> None:
+    """Ask the lake. Each log, rollup and view is a table by its name; `verdicts` and `ledger` are there too. Read-only.
+
+    tidemark query "SHOW TABLES"
+
+    tidemark query "SELECT * FROM site_daily_traffic ORDER BY day DESC"
+
+    tidemark query "SELECT page, pv, uv FROM daily_traffic WHERE day = '2026-11-19' ORDER BY pv DESC" --json
+    """
+    from tidemark import query as lake
+
+    found = lake.query(settings(), catalog(), sql, rows=rows, seconds=seconds)
+    if json_:
+        show(
+            {
+                "columns": found.columns,
+                "types": found.types,
+                "rows": [finite(row) for row in found.rows],
+                "truncated": found.truncated,
+                "elapsed": round(found.elapsed, 3),
+            }
+        )
+        return
+    numbers = [
+        c for c, t in zip(found.columns, found.types, strict=True) if t.endswith("INT") or t.startswith(("DECIMAL", "DOUBLE"))
+    ]
+    table(found.columns, found.rows, right=numbers)
+    cut = "; there are more, ask for them with --rows" if found.truncated else ""
+    typer.echo(f"{len(found.rows):,} rows in {found.elapsed:.2f} s{cut}", err=True)
+
+
+@app.command()
+def watch(seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so many seconds.")] = None) -> None:
+    """Page views and visitors of the last hour as they move, with the stream's lag. Ctrl-C ends the looking, nothing else.
+
+    Without a terminal: a line for each new mark.
+    """
+    from tidemark import watch as screen
+
+    screen.watch(settings(), catalog(), console(), seconds=seconds)
+
+
+@app.command()
+def status(json_: AsJson = False) -> None:
+    """Where things are and how they are: broker, streams, processes, the newest run."""
+    found = whole_status(settings())
+    if json_:
+        show(found)
+        return
+    from tidemark.watch import stream_line
+
+    now = datetime.now(UTC)
+    lines = [["home", found["home"]], ["lake", found["lake"]], ["broker", f"{found['brokers']} {found['broker']}"]]
+    lines += [["stream", stream_line(name, one, now).removeprefix("stream ")] for name, one in found["streams"].items()]
+    lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
+    newest = found["newest_run"]
+    lines.append(["newest run", f"{newest['id']}, {newest['state']}, {', '.join(newest['days'])}" if newest else "none yet"])
+    table(("what", "how"), lines)
+
+
+def whole_status(config: Settings) -> dict[str, Any]:
+    from tidemark import kafka, lake, local
+    from tidemark import speed as engine
+
+    try:
+        kafka.wait(config, 1.0)
+        broker = "answers"
+    except kafka.BrokerAway:
+        broker = "does not answer"
+    newest = max(lake.runs(config), key=lambda r: r.created, default=None)
+    return {
+        "home": str(config.home.absolute()),
+        "lake": str(config.lake_path),
+        "brokers": config.brokers,
+        "broker": broker,
+        "streams": {name: engine.status(config, name) for name in catalog().streams},
+        "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
+        "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
+    }
+
+
+@app.command()
+def rejects(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="One topic's rejects; without, how many of each.")
+    ] = None,
+    day: Annotated[str | None, typer.Option(help="Only those that came on a day.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    json_: AsJson = False,
+) -> None:
+    """Records that no rollup reads, each with its reason and its bytes. They stay in the log.
+
+    tidemark rejects
+
+    tidemark rejects page_views --day 2026-11-19
+    """
+    from tidemark import query as lake
+
+    config = settings()
+    where = f"reject IS NOT NULL AND day = DATE '{day_of(day, '--day')}'" if day else "reject IS NOT NULL"
+    if topic is None:
+        there = lake.written({n: p for n, p in lake.places(config, catalog()).items() if n in catalog().topics})
+        counts = [
+            f"SELECT '{n}' AS topic, reject, count(*) AS records FROM {n} WHERE {where} GROUP BY ALL" for n in sorted(there)
+        ]
+        sql = f"{' UNION ALL '.join(counts)} ORDER BY topic, records DESC, reject" if counts else "SELECT 1 WHERE false"
+        columns: tuple[str, ...] = ("topic", "reject", "records")
+    else:
+        name = topic_named(topic).name
+        fields = (
+            'kafka.partition AS partition, kafka.offset AS "offset", kafka.timestamp AS arrived, reject, kafka.value AS value'
+        )
+        sql = f'SELECT {fields} FROM {name} WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}'
+        columns = ("partition", "offset", "arrived", "reject", "value")
+    found = lake.query(config, catalog(), sql)
+    if json_:
+        show([dict(zip(columns, row, strict=True)) for row in found.rows])
+        return
+    table(columns, [[shortened(value) for value in row] for row in found.rows], right=("records", "partition", "offset"))
+
+
+def shortened(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    text = plain(value[:TEXT_SHOWN])
+    return f"{text} … ({len(value):,} bytes)" if len(value) > TEXT_SHOWN else text
+
+
+@app.command()
+def tables(json_: AsJson = False) -> None:
+    """Each table of the lake: its version, files, bytes, rows and days."""
+    from tidemark import lake
+
+    found = lake.overview(settings(), catalog())
+    if json_:
+        show(found)
+        return
+    columns = ("name", "kind", "version", "files", "bytes", "rows", "days")
+    table(columns, [[row[c] for c in columns] for row in found], right=columns[2:])
+
+
+# -------------------------------------------------------------------------------------------------------------- upkeep
+
+
+@app.command()
+def compact() -> None:
+    """Merge the small live files of logs, rollups and ledger now. A running stream does it by itself, every so often."""
+    from tidemark import lake, session
+    from tidemark import speed as engine
+
+    config = settings()
+    upto = {name: pin.seq for name, pin in lake.pins(config, catalog().streams).items()}
+    with Steps().step("compact") as say:
+        known: list[Declared] = [*catalog().topics.values(), *catalog().rollups.values()]
+        merged = [(lake.table(config, one), engine.merging(one)) for one in known]
+        there = [(one, merge) for one, merge in [*merged, (lake.ledger(config), None)] if one.exists]
+        spark = session.session(config, "tidemark-compact") if there and upto else None
+        fewer = sum(lake.compact(spark, config, one, merge, upto) for one, merge in there) if spark else 0
+        say(f"{fewer:,} files fewer")
+
+
+@app.command()
+def sweep(json_: AsJson = False) -> None:
+    """Delete folders of the lake that no table's history and no undecided run names, when older than TIDEMARK_SWEEP_AFTER."""
+    from tidemark import lake
+
+    config = settings()
+    every = [lake.table(config, catalog()[name]) for name in catalog().names]
+    gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])
+    if json_:
+        show([str(folder) for folder in gone])
+        return
+    for folder in gone:
+        typer.echo(str(folder))
+    typer.echo(f"{len(gone):,} folders deleted", err=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- demo
+
+
+@app.command()
+def demo(
+    rate: Annotated[float, typer.Option(min=0.1, help="Live events a second, of each topic that has a sample.")] = 100,
+    count: Annotated[int, typer.Option(min=24, help="Events of yesterday.")] = 100_000,
+    seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds of watching.")] = None,
+) -> None:
+    """Everything at once on this machine: yesterday loaded, settled and published, live traffic, and the screen.
+
+    Ctrl-C ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new yesterday again.
+    """
+    from tidemark import watch as screen
+
+    config, steps = settings(), Steps()
+    terminated_as_interrupted()
+    yesterday = datetime.now(config.tz).date() - timedelta(days=1)
+    watching = False
+    try:
+        bring_up(config, steps)
+        load(config, steps, yesterday, count)
+        start_samples(config, steps, rate)
+        settling = Settling(config, yesterday)
+        settling.start()
+        steps.console.print(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything", soft_wrap=True)
+        watching = True
+        screen.watch(config, catalog(), console(), notes=settling.notes, seconds=seconds)
+    except KeyboardInterrupt:
+        if not watching:
+            raise typer.Exit(INTERRUPTED) from None
+    finally:
+        with undisturbed():
+            began = time.monotonic()
+            bring_down(config, steps, patience=15)
+            steps.console.print(
+                f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here", soft_wrap=True
+            )
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C pressed again must not cut the ending short."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def load(config: Settings, steps: Steps, day: date, count: int) -> None:
+    """Produce a day's sample once. Cut off and done again, it sends the same events, and nothing counts twice."""
+    from tidemark import kafka, lake
+
+    record = config.state / "demo.json"
+    loaded = json.loads(record.read_text()) if record.is_file() else {}
+    topics = [t for t in catalog().topics.values() if t.sample]
+    if loaded.get("day") != str(day):
+        for topic in topics:
+            with steps.step(f"{count:,} events of {day} into {topic.name}") as say:
+                events = kafka.sample(topic, seed=1, count=count, day=day, zone=config.tz)
+                delivery = kafka.produce(config, topic, events)
+                say(f"{delivery.delivered:,} delivered")
+            if delivery.interrupted:
+                raise KeyboardInterrupt
+            if not delivery.complete:
+                raise Failed(f"{delivery.failed:,} events were not delivered: {'; '.join(delivery.errors)}")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps({"day": str(day), "count": count}))
+    ends = kafka.offsets(config, [t.name for t in topics], "latest")
+    with steps.step("the stream reads them"):
+        while unread(lake.pins(config, catalog().streams), ends):
+            for stream in catalog().streams:
+                refuse_ended(config, stream)
+            time.sleep(0.2)
+
+
+def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> int:
+    """Records below `ends` that no committed batch has read."""
+    done = {topic: parts for pin in pins.values() for topic, parts in pin.offsets.items()}
+    return sum(max(0, end - int(done.get(t, {}).get(str(p), 0))) for t, parts in ends.items() for p, end in parts.items())
+
+
+def refuse_ended(config: Settings, stream: str) -> None:
+    from tidemark import local
+    from tidemark import speed as engine
+
+    if not local.running(config, f"speed-{stream}") and not beats(config, stream):
+        said = engine.status(config, stream).get("heartbeat", {}).get("error", "")
+        log = config.state / "logs" / f"speed-{stream}.log"
+        raise Failed(f"stream {stream} ended{f': {said}' if said else ''}; its log is {log}")
+
+
+def start_samples(config: Settings, steps: Steps, rate: float) -> None:
+    from tidemark import local
+
+    for topic in (t for t in catalog().topics.values() if t.sample):
+        with steps.step(f"live traffic into {topic.name}") as say:
+            command = [sys.executable, "-m", "tidemark", "produce", topic.name, "--sample", "--rate", f"{rate:g}"]
+            local.start(config, f"sample-{topic.name}", command, home(config))
+            say(f"{rate:g} events a second")
+
+
+class Settling(threading.Thread):
+    """Settles and publishes a day in processes of their own, unless it is published already, and notes what came of it."""
+
+    def __init__(self, config: Settings, day: date) -> None:
+        super().__init__(name="settling", daemon=True)
+        self.config, self.day, self.said = config, day, list[str]()
+
+    def notes(self) -> list[str]:
+        return list(self.said)
+
+    def run(self) -> None:
+        from tidemark import lake, local
+
+        before = {run.id: run for run in lake.runs(self.config)}
+        done = next((r for r in before.values() if r.state == "published" and str(self.day) in r.days), None)
+        if done:
+            self.said.append(f"{self.day} is settled and published already, by run {done.id}")
+            return
+        began = time.monotonic()
+        self.said.append(f"settling {self.day}")
+        command = [sys.executable, "-m", "tidemark", "settle", "--day", str(self.day), "--reason", "demo"]
+        process = local.start(self.config, "settle", command, home(self.config))
+        while process.alive():
+            time.sleep(0.2)
+        staged = next((r for r in lake.runs(self.config) if r.id not in before and r.state == "staged"), None)
+        if staged is None:
+            self.said.append(f"{self.day} was not settled; its log is {process.log}")
+            return
+        self.said.append(f"settled {self.day} in {time.monotonic() - began:.1f} s: run {staged.id}")
+        command = [sys.executable, "-m", "tidemark", "publish", staged.id]
+        ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        came = "published" if ended.returncode == 0 else "not published whole"
+        self.said.append(f"{self.day} {came}: {one_line(ended.stderr)}")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The lake in DuckDB: each log, rollup and view by its name, read-only, within limits of rows, time and memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from tidemark.model import Catalog
+from tidemark.settings import Settings
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    import duckdb
+    from deltalake import DeltaTable
+
+MEMORY = "1GB"
+READABLE = {"deletionVectors", "columnMapping", "timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"}
+FUNCTIONS = {"unnest", "range", "generate_series", "repeat", "json_each", "json_tree"}
+NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE", "VALUES_NODE"}
+TYPES = {
+    "string": "VARCHAR",
+    "long": "BIGINT",
+    "integer": "INTEGER",
+    "short": "SMALLINT",
+    "byte": "TINYINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "binary": "BLOB",
+    "date": "DATE",
+    "timestamp": "TIMESTAMPTZ",
+    "timestamp_ntz": "TIMESTAMP",
+}
+
+
+class QueryError(ValueError):
+    """A query is refused, wrong or too long; one sentence says which and what would do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of a query, in DuckDB's order. `types` are DuckDB's names, `elapsed` is in seconds.
+
+    Instants come with a time zone, UTC. `truncated` says that there were more rows than asked for.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+    elapsed: float
+
+
+def places(settings: Settings, catalog: Catalog) -> dict[str, Path]:
+    """Where each table of the lake stands, written already or not, by the name that a query uses."""
+    tables = {name: settings.lake_path / catalog[name].table for name in catalog.names}
+    return tables | {name: settings.lake_path / name for name in ("verdicts", "ledger")}
+
+
+def written(places: dict[str, Path]) -> dict[str, Path]:
+    """Those of the places that hold a Delta table with at least one commit."""
+    return {name: path for name, path in places.items() if any((path / "_delta_log").glob("*.json"))}
+
+
+def connect(settings: Settings, catalog: Catalog, names: Collection[str] | None = None) -> duckdb.DuckDBPyConnection:
+    """A closed DuckDB connection in which the named tables (all that are written, unless said) are views.
+
+    Each view is its Delta table as of this call, whatever is published afterwards. The partition column `day` is the
+    last column. The connection reads the tables' own files and no other; it cannot load, attach or be set otherwise.
+    It does not by itself keep `COPY` from those files: SQL from a person goes through `query`.
+    Raises `QueryError` for a table that cannot be read rightly.
+    """
+    import duckdb
+
+    tables = written(places(settings, catalog))
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'; SET autoinstall_known_extensions = false; SET python_enable_replacements = false")
+    connection.execute(f"SET memory_limit = '{MEMORY}'")
+    connection.execute(f"SET temp_directory = {quoted(str(Path(tempfile.gettempdir()) / f'tidemark-{uuid.uuid4().hex}'))}")
+    allowed: list[str] = []
+    for name, path in tables.items():
+        if names is None or name in names:
+            select, files = snapshot(name, path)
+            try:
+                connection.execute(f'CREATE VIEW "{name}" AS {select}')
+            except duckdb.Error as error:
+                connection.close()
+                raise QueryError(f"{name} cannot be read: {sentence(str(error), {})}") from None
+            allowed += files
+    both = {*allowed, *map(literal, allowed)}  # DuckDB asks first for the pattern, then for the file
+    connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, sorted(both)))}]")
+    connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+    return connection
+
+
+def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = None, seconds: float | None = None) -> Result:
+    """Answer one SELECT, WITH, VALUES, DESCRIBE, SUMMARIZE or SHOW over the lake.
+
+    `rows` and `seconds` are the settings' limits unless said. Raises `QueryError` for any other statement, a function
+    that reads files, an unknown table or column, and when the time or memory is used up.
+    """
+    import duckdb
+
+    rows = settings.query_rows if rows is None else rows
+    seconds = settings.query_seconds if seconds is None else seconds
+    started = time.monotonic()
+    known = places(settings, catalog)
+    named = names(sql)
+    connection = connect(settings, catalog, None if named is None else {n for n in known if n in named})
+    timer = threading.Timer(seconds, connection.interrupt)
+    timer.start()
+    try:
+        connection.execute(sql)
+        description = connection.description or []
+        found = connection.fetchmany(rows + 1)
+    except duckdb.InterruptException:
+        raise QueryError(
+            f"the query took longer than {seconds:g} seconds and was stopped; ask for fewer days "
+            "(day is the partition), or give it longer with --seconds"
+        ) from None
+    except duckdb.OutOfMemoryException:
+        raise QueryError(f"the query needs more than {MEMORY} of memory; ask for fewer days or columns") from None
+    except duckdb.Error as error:
+        raise QueryError(sentence(str(error), known)) from None
+    except (OverflowError, ValueError) as error:
+        raise QueryError(f"a value does not fit into Python ({error}); cast the column to VARCHAR") from None
+    finally:
+        timer.cancel()
+        connection.close()
+    return Result(
+        tuple(d[0] for d in description),
+        tuple(str(d[1]) for d in description),
+        found[:rows],
+        len(found) > rows,
+        time.monotonic() - started,
+    )
+
+
+def names(sql: str) -> set[str] | None:
+    """The tables that a statement names, in lower case, or None when it asks about all (SHOW TABLES, the catalog).
+
+    Raises `QueryError` for anything but one reading statement. A statement's type is not enough: DuckDB calls
+    `WITH x AS (COPY … TO …) SELECT …` a SELECT, so its syntax tree is looked through.
+    """
+    import duckdb
+
+    with duckdb.connect() as parser:
+        tree = json.loads(parser.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    if tree["error"] and tree.get("error_type") == "parser":
+        raise QueryError(f"this is not SQL that DuckDB reads: {tree['error_message'].splitlines()[0]}")
+    if tree["error"]:
+        raise QueryError("the lake is read-only: a query is one SELECT, WITH, VALUES, DESCRIBE, SUMMARIZE or SHOW")
+    if len(tree["statements"]) != 1:
+        raise QueryError(f"a query is one statement, not {len(tree['statements'])}")
+    found: set[str] = set()
+    everything = False
+    for node in nodes(tree["statements"][0]):
+        kind = node.get("type")
+        if isinstance(kind, str) and kind.endswith("_NODE") and kind not in NODES:
+            raise QueryError(f"the lake is read-only: {kind.split('_')[0]} within a query is refused")
+        if kind == "TABLE_FUNCTION" and node["function"].get("function_name") not in FUNCTIONS:
+            function = node["function"].get("function_name")
+            raise QueryError(f"{function}() is refused: a query reads the lake's tables by name (tidemark tables lists them)")
+        if kind in ("BASE_TABLE", "SHOW_REF"):
+            everything |= node.get("schema_name") not in ("", "main") or node.get("show_type") in ("SHOW_SPECIAL", "SHOW_FROM")
+            everything |= node["table_name"].startswith(("duckdb_", "pg_", "sqlite_"))
+            found.add(node["table_name"].strip('"').lower())
+    return None if everything else found
+
+
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from nodes(child)
+    if isinstance(tree, dict):
+        yield tree
+
+
+def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
+    """A Delta table's newest version as a SELECT over its files, and those files.
+
+    The columns and types are the table's: a column that a file lacks reads as null, and an empty table has its columns.
+    The partition column is each file's own, from the Delta log. DuckDB opens no file before the query asks for it.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path)
+        refuse_unreadable(name, table)
+        fields = {f["name"]: f["type"] for f in json.loads(table.schema().to_json())["fields"]}
+        adds = table.get_add_actions(flatten=True)
+    except DeltaError as error:
+        raise QueryError(f"{name} cannot be read at {path}: {str(error).splitlines()[0]}") from None
+    partitions = table.metadata().partition_columns
+    if partitions != ["day"]:
+        raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
+    types = {column: duckdb_type(name, kind) for column, kind in fields.items() if column != "day"}
+    days: dict[dt.date | None, list[str]] = defaultdict(list)
+    for file, day in zip(adds.column("path").to_pylist(), adds.column("partition.day").to_pylist(), strict=True):
+        days[day].append(str(path / unquote(file)))
+    columns = ", ".join(f"{quoted(c)}: {{name: {quoted(c)}, type: {quoted(t)}, default_value: NULL}}" for c, t in types.items())
+    selects = [
+        f"SELECT *, {f'DATE {quoted(str(day))}' if day else 'NULL::DATE'} AS day "
+        f"FROM read_parquet([{', '.join(quoted(literal(f)) for f in files)}], schema = MAP {{{columns}}})"
+        for day, files in sorted(days.items(), key=lambda item: str(item[0]))
+    ]
+    empty = ", ".join(f'NULL::{t} AS "{c}"' for c, t in types.items())
+    return " UNION ALL ".join(selects) or f"SELECT {empty}, NULL::DATE AS day WHERE false", [f for d in days.values() for f in d]
+
+
+def refuse_unreadable(name: str, table: DeltaTable) -> None:
+    """Raises `QueryError` where the Parquet files alone would give wrong rows."""
+    features = set(table.protocol().reader_features or ())
+    unknown = sorted(features - READABLE)
+    if unknown:
+        raise QueryError(f"{name} needs a reader with {', '.join(unknown)}; read it with Spark")
+    if (table.metadata().configuration or {}).get("delta.columnMapping.mode", "none") != "none":
+        raise QueryError(f"{name} maps its columns to other names in the files (delta.columnMapping.mode); read it with Spark")
+    if "deletionVectors" in features and any(batch.num_rows > 0 for batch in table.deletion_vectors()):
+        raise QueryError(f"{name} has deletion vectors; run REORG TABLE delta.`{table.table_uri}` APPLY (PURGE) in Spark")
+
+
+def duckdb_type(name: str, kind: Any) -> str:
+    """DuckDB's type for a type of Delta's schema. Raises `QueryError` for one that it does not have."""
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        members = ", ".join(f'"{field["name"]}" {duckdb_type(name, field["type"])}' for field in kind["fields"])
+        return f"STRUCT({members})"
+    if isinstance(kind, dict) and kind["type"] == "array":
+        return f"{duckdb_type(name, kind['elementType'])}[]"
+    if isinstance(kind, dict) and kind["type"] == "map":
+        return f"MAP({duckdb_type(name, kind['keyType'])}, {duckdb_type(name, kind['valueType'])})"
+    if isinstance(kind, str) and kind.startswith("decimal"):
+        return kind.upper()
+    if kind not in TYPES:
+        raise QueryError(f"{name} has a column of type {kind}, which DuckDB does not read; read it with Spark")
+    return TYPES[kind]
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def literal(path: str) -> str:
+    """A path whose `*`, `?` and `[` mean themselves: DuckDB takes file names for patterns."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+def sentence(message: str, known: dict[str, Path]) -> str:
+    """DuckDB's message as one sentence that lists the tables where one was missing."""
+    lines = [line.strip() for line in message.splitlines()]
+    missing = re.match(r"Catalog Error: Table with name (.+?) does not exist", lines[0])
+    if missing:
+        there = sorted(written(known))
+        name = missing[1].strip('"')
+        if name.lower() in known:
+            return f"{name} holds nothing yet: its table is written with its first rows; written are {', '.join(there) or 'none'}"
+        return f"there is no table {name}; there are {', '.join(there) or 'none yet (tidemark up, then tidemark produce)'}"
+    also = [line for line in lines[1:] if line.startswith("Candidate")]
+    return " ".join((re.sub(r"^[\w ]+ Error: ", "", lines[0]), *also))

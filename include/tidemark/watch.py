@@ -1,0 +1,220 @@
+"""The screen: page views and visitors of the last hour as they move, how far the stream is, and what is settled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as LiveScreen
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tidemark import speed
+from tidemark.model import Catalog
+from tidemark.settings import Settings
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+BARS = "▁▂▃▄▅▆▇█"
+TRAIL = timedelta(minutes=10)
+TOP = 10
+SILENT = timedelta(seconds=15)
+EVERY = 1.0
+"""Seconds between looks. A look at an unchanged table costs under a millisecond."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the screen shows: of the newest mark and the ten minutes before it, of the stream, and of settled days.
+
+    `trail` is (mark, pv, uv) of the whole site, oldest first; `pages` is (page, pv, uv) at the newest mark, most views
+    first; `days` is (day, pv, uv, settled), newest first. Everything is empty until there are rows.
+    """
+
+    trail: tuple[tuple[datetime, int, int], ...] = ()
+    pages: tuple[tuple[str, int, int], ...] = ()
+    days: tuple[tuple[Any, int, int, bool], ...] = ()
+    streams: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> datetime | None:
+        """The newest mark, in UTC."""
+        return self.trail[-1][0] if self.trail else None
+
+
+class Newest:
+    """The newest rows of one view, read again only when its table has a new version, and only from the files with them."""
+
+    def __init__(self, path: Path, time: str, back: timedelta) -> None:
+        self.path, self.time, self.back = path, time, back
+        self.version = -1
+        self.found: list[dict[str, Any]] = []
+        self.table: DeltaTable | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows within `back` of the newest, which are included, oldest first; none while there is no table."""
+        from deltalake import DeltaTable
+
+        if self.table is None:
+            if not any((self.path / "_delta_log").glob("*.json")):
+                return []
+            self.table = DeltaTable(self.path)
+        else:
+            self.table.update_incremental()
+        if self.table.version() != self.version:
+            self.found = self.read(self.table)
+            self.version = self.table.version()
+        return self.found
+
+    def read(self, table: DeltaTable) -> list[dict[str, Any]]:
+        adds = table.get_add_actions(flatten=True)
+        days = [d for d in adds.column("partition.day").to_pylist() if d]
+        if not days:
+            return []
+        wanted: list[tuple[str, str, Any]] = [("day", ">=", max(days) - self.back - timedelta(days=1))]
+        if f"max.{self.time}" in adds.schema.names:
+            stated = [t for t in adds.column(f"max.{self.time}").to_pylist() if t]
+            wanted += [(self.time, ">=", max(stated) - self.back)] if stated else []
+        rows = table.to_pyarrow_dataset(file_pruning_predicate=wanted).to_table().to_pylist()
+        if not rows:
+            return []
+        newest = max(row[self.time] for row in rows)
+        return sorted((row for row in rows if row[self.time] >= newest - self.back), key=lambda row: row[self.time])
+
+
+class Look:
+    """Reads what the screen shows, again and again, from the lake and from the streams' own files."""
+
+    def __init__(self, settings: Settings, catalog: Catalog) -> None:
+        self.settings, self.catalog = settings, catalog
+        views = settings.lake_path / "views"
+        self.site = Newest(views / "site_last_hour", "mark", TRAIL)
+        self.pages = Newest(views / "last_hour", "mark", timedelta())
+        self.days = Newest(views / "site_daily_traffic", "day", timedelta(days=6))
+
+    def now(self) -> Sight:
+        pages = sorted(self.pages.rows(), key=lambda row: (-row["pv"], row["page"]))
+        return Sight(
+            tuple((row["mark"], row["pv"], row["uv"]) for row in self.site.rows()),
+            tuple((row["page"], row["pv"], row["uv"]) for row in pages[:TOP]),
+            tuple((row["day"], row["pv"], row["uv"], row["settled"]) for row in reversed(self.days.rows())),
+            {name: speed.status(self.settings, name) for name in self.catalog.streams},
+        )
+
+
+def sparkline(values: Sequence[int], width: int) -> str:
+    """At most `width` bars over all the values, ending with the newest; the lowest value shown is the lowest bar."""
+    values = values[:: -max(1, -(-len(values) // width))][::-1]
+    low, high = min(values, default=0), max(values, default=0)
+    return "".join(BARS[(v - low) * (len(BARS) - 1) // (high - low) if high > low else 0] for v in values)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def age(then: datetime | None, now: datetime) -> str:
+    """How long ago, in words; a clock that is ahead reads as now."""
+    if then is None:
+        return "–"
+    seconds = max(0, round((now - then).total_seconds()))
+    if seconds < 120:
+        return f"{seconds} s ago"
+    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
+
+
+def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> RenderableType:
+    """The sight as one screen of about 80 by 30 characters."""
+    parts: list[RenderableType] = []
+    if sight.trail:
+        mark, pv, uv = sight.trail[-1]
+        site = Table.grid(padding=(0, 2))
+        site.add_row("page views", Text(f"{pv:,}", style="bold"), sparkline([t[1] for t in sight.trail], 60))
+        site.add_row("unique visitors", Text(f"{uv:,}", style="bold"), sparkline([t[2] for t in sight.trail], 60))
+        parts.append(Panel(site, title=f"last hour at {mark:%H:%M:%S} UTC, {age(mark, now)}", title_align="left"))
+        pages = Table(box=None, padding=(0, 2))
+        pages.add_column("page")
+        pages.add_column("page views", justify="right")
+        pages.add_column("unique visitors", justify="right")
+        for page, views, visitors in sight.pages:
+            pages.add_row(page, f"{views:,}", f"{visitors:,}")
+        parts.append(pages)
+    else:
+        parts.append(Text("waiting for the first rows"))
+    parts += [Text(stream_line(name, status, now), style="dim") for name, status in sight.streams.items()]
+    parts += [
+        Text(f"{day}  {pv:,} page views  {uv:,} unique visitors  {'settled' if settled else 'live'}")
+        for day, pv, uv, settled in sight.days[:2]
+    ]
+    parts += [Text(note, style="cyan") for note in notes]
+    return Group(*parts)
+
+
+def line(sight: Sight, now: datetime) -> str:
+    """The sight in one line, for a log."""
+    if not sight.trail:
+        return "waiting for the first rows"
+    mark, pv, uv = sight.trail[-1]
+    streams = "; ".join(stream_line(name, status, now) for name, status in sight.streams.items())
+    return f"{mark:%H:%M:%S} UTC  last hour: {pv:,} page views, {uv:,} unique visitors  ({streams})"
+
+
+def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
+    """One stream in one line: its state, lag in records, records a second, its last batch's seconds, and its stream time."""
+    beat, progress = status.get("heartbeat", {}), status.get("progress")
+    state = beat.get("state", "not started")
+    if state in ("starting", "running") and now - datetime.fromisoformat(beat["at"]) > SILENT:
+        state = f"silent since {age(datetime.fromisoformat(beat['at']), now).removesuffix(' ago')}"
+    words = [f"stream {name}: {state}"]
+    if beat.get("error"):
+        words.append(beat["error"].splitlines()[0])
+    if progress:
+        at = progress["stream_time"] and datetime.fromisoformat(progress["stream_time"])
+        words += [
+            f"lag {number(progress['lag'])}",
+            f"{number(progress['records_per_second'])} rows/s",
+            f"batch {progress['seconds']:.1f} s",
+            f"stream time {at:%Y-%m-%d %H:%M:%S}" if at else "no event yet",
+        ]
+        words += [f"set aside: {', '.join(progress['set_aside'])}"] if progress.get("set_aside") else []
+    return ", ".join(words)
+
+
+def watch(
+    settings: Settings,
+    catalog: Catalog,
+    console: Console,
+    *,
+    notes: Callable[[], Sequence[str]] = lambda: (),
+    seconds: float | None = None,
+) -> None:
+    """Show the screen, looked at anew each second, until Ctrl-C or for so many seconds.
+
+    Without a terminal: a line for each new mark, and each note once.
+    """
+    look, until = Look(settings, catalog), time.monotonic() + seconds if seconds is not None else None
+    if console.is_terminal:
+        with LiveScreen(console=console, auto_refresh=False, screen=False) as live:
+            while until is None or time.monotonic() < until:
+                live.update(screen(look.now(), datetime.now(UTC), notes()), refresh=True)
+                time.sleep(EVERY)
+        return
+    told: set[str] = set()
+    shown: object = ()
+    while until is None or time.monotonic() < until:
+        sight = look.now()
+        if sight.mark != shown:
+            shown = sight.mark
+            console.print(line(sight, datetime.now(UTC)), soft_wrap=True, highlight=False)
+        for note in notes():
+            if note not in told:
+                told.add(note)
+                console.print(note, soft_wrap=True, highlight=False)
+        time.sleep(EVERY)

@@ -1,0 +1,346 @@
+"""The command `tidemark` through its public door: exit codes, one sentence on stderr, JSON on stdout."""
+
+import datetime as dt
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+from rich.console import Console
+from tidemark import __main__ as cli
+from tidemark import lake, watch
+from tidemark.local import Lease
+from tidemark.pipelines import CATALOG
+from tidemark.settings import Settings
+from typer.testing import CliRunner, Result
+
+HEAVY = ("pyspark", "duckdb", "deltalake", "confluent_kafka", "pyarrow", "pandas", "numpy", "great_expectations")
+NOON = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, port: int) -> dict[str, str]:
+    return {"TIDEMARK_HOME": str(tmp_path), "TIDEMARK_BROKERS": f"127.0.0.1:{port}"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path)
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Callable[..., Result]:
+    return lambda *words: CliRunner().invoke(cli.app, list(words), env=environment, prog_name="tidemark")
+
+
+def process(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tidemark", *words]
+    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def write(config: Settings, where: str, rows: list[dict], schema: pa.Schema, folder: str = "live/main-0-0-aa") -> DeltaTable:
+    """Rows of 2026-11-19 as lake.py commits them: a file without the partition column, its times in the statistics."""
+    root = config.lake_path / where
+    if not root.exists():
+        root.mkdir(parents=True)
+        DeltaTable.create(root, Schema.from_arrow(schema.append(pa.field("day", pa.date32()))), partition_by=["day"])
+    path = root / folder / "day=2026-11-19/part-0.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    table = DeltaTable(root)
+    table.create_write_transaction(
+        [lake.add_action(lake.Table(config.lake_path, where), path, NOON.date())], "append", table.schema(), ["day"]
+    )
+    return table
+
+
+KAFKA = pa.struct(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")), ("value", pa.binary())]
+)
+LOG = pa.schema([("page", pa.string()), ("kafka", KAFKA), ("reject", pa.string())])
+SITE = pa.schema([("mark", pa.timestamp("us", "UTC")), ("pv", pa.int64()), ("uv", pa.int64()), ("settled", pa.bool_())])
+PAGES = pa.schema([("page", pa.string()), *SITE])
+
+
+def record(offset: int, value: bytes, reject: str | None) -> dict:
+    return {"page": None, "kafka": {"partition": 3, "offset": offset, "timestamp": NOON, "value": value}, "reject": reject}
+
+
+# ---- what nothing can be done with: one sentence, exit code 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["sttle"], "No such command 'sttle'"),
+        (["query"], "Missing argument 'SQL'"),
+        (["query", "SELECT"], "this is not SQL that DuckDB reads"),
+        (["query", "SELECT * FROM nowhere"], "there is no table nowhere; there are none yet"),
+        (["query", "SELECT * FROM site_daily_traffic"], "site_daily_traffic holds nothing yet"),
+        (["query", "SELECT * FROM read_csv('/etc/passwd')"], "read_csv() is refused"),
+        (["query", "SELECT 1", "--rows", "many"], "Invalid value for '--rows'"),
+        (["settle"], "say --day D, or --from D --to D"),
+        (["settle", "--day", "yesterday"], "--day yesterday is not a day; write it like 20"),
+        (["settle", "--day", "2026-02-30"], "--day 2026-02-30 is not a day"),
+        (["settle", "--from", "2026-11-19"], "say --day D, or --from D --to D"),
+        (["settle", "--from", "2026-11-19", "--to", "2026-11-01"], "--to 2026-11-01 lies before --from 2026-11-19"),
+        (["settle", "--day", "2026-11-19", "--from", "2026-11-19", "--to", "2026-11-19"], "say --day D, or --from D --to D"),
+        (["settle", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; the last day that can be settled is 20"),
+        (["publish", "nowhere"], "there is no run nowhere; list them with: tidemark runs"),
+        (["publish", "../../etc"], "there is no run ../../etc"),
+        (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are page_views"),
+        (["produce", "page_views"], "say either --file F.jsonl or --sample"),
+        (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
+        (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
+        (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
+        (["consume", "page_views"], "Missing option '--from'"),
+        (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main"),
+        (["rejects", "nowhere"], "there is no topic nowhere"),
+        (["rejects", "--day", "x"], "--day x is not a day"),
+        (["topics", "list", "--yaml"], "No such option"),
+    ],
+)
+def test_wrong_word_is_one_sentence_and_exit_code_2(run, words, says):
+    ended = run(*words)
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(f"tidemark: {says}") and ended.stderr.count("\n") == 1
+    assert ended.stdout == ""
+
+
+def test_wrong_setting_is_one_sentence_and_exit_code_2(run, environment):
+    environment["TIDEMARK_ZONE"] = "Mars/Olympus"
+    ended = run("runs")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith('tidemark: TIDEMARK_ZONE=Mars/Olympus: "Mars/Olympus" is not a time zone')
+
+
+@pytest.mark.parametrize("words", [["topics", "list"], ["topics", "apply"], ["consume", "page_views", "--from", "earliest"]])
+def test_broker_that_is_away_is_one_sentence_and_exit_code_1(run, port, words, monkeypatch):
+    monkeypatch.setattr(cli, "PATIENCE", 0.1)
+    ended = run(*words)
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith(f"tidemark: no Kafka broker answers at 127.0.0.1:{port}")
+
+
+def test_second_copy_of_a_stream_ends_with_75(run, config):
+    with Lease(config.state / "main" / "lease"):
+        ended = run("speed")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (75, 1)
+    assert f"process {os.getpid()} holds" in ended.stderr
+
+
+def test_interrupted_command_ends_with_130(environment):
+    running = process(environment, "produce", "page_views", "--sample", "--rate", "1")
+    assert running.stderr is not None
+    try:
+        assert "no broker answers; waiting for it" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 130
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
+    monkeypatch.setattr(cli, "settings", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        raise run("runs").exception
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["query", "--help"], ["demo", "--help"], ["topics", "apply", "--help"]])
+def test_help_imports_nothing_heavy(words):
+    seen = f"import sys; from tidemark.__main__ import main; sys.argv = {['tidemark', *words]!r}"
+    code = f"{seen}\ntry: main()\nfinally: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "Usage: tidemark" in ended.stdout
+    assert ended.stderr == "[]\n"
+
+
+def test_every_command_of_the_house_is_there(run):
+    said = run("--help").stdout
+    wanted = "up down topics produce consume speed settle publish runs query watch status rejects tables compact sweep jars demo"
+    assert [word for word in wanted.split() if f"│ {word} " not in said] == []
+
+
+# ---- answers
+
+
+def test_query_answers_in_json(run, config):
+    write(config, "views/site_last_hour", [{"mark": NOON, "pv": 3, "uv": 2, "settled": False}], SITE)
+    ended = run(
+        "query", "SELECT *, 'nan'::DOUBLE AS n, 1.50::DECIMAL(4,2) AS d, '\\xFF'::BLOB AS b FROM site_last_hour", "--json"
+    )
+    assert ended.exit_code == 0
+    found = json.loads(ended.stdout)
+    assert found["columns"] == ["mark", "pv", "uv", "settled", "day", "n", "d", "b"]
+    assert found["rows"] == [["2026-11-19T12:00:00+00:00", 3, 2, False, "2026-11-19", "nan", "1.50", "\\xff"]]
+    assert found["truncated"] is False
+
+
+def test_query_in_a_pipe_is_tabs_and_says_what_was_cut_on_stderr(run):
+    ended = run("query", "SELECT range AS n, 'a' || chr(10) || 'b' AS t FROM range(5)", "--rows", "2")
+    assert ended.stdout == "n\tt\n0\ta b\n1\ta b\n"
+    assert ended.stderr.startswith("2 rows in") and "there are more, ask for them with --rows" in ended.stderr
+
+
+def test_query_over_its_time_ends_with_one_sentence(run):
+    ended = run("query", "SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b", "--seconds", "0.2")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_rejects_are_listed_with_reason_and_bytes(run, config):
+    write(
+        config,
+        "log/page_views",
+        [record(1, b"{}", None), record(2, b"\xff<html>", "not JSON"), record(3, b"[" * 500, "not JSON")],
+        LOG,
+    )
+    assert run("rejects").stdout == "topic\treject\trecords\npage_views\tnot JSON\t2\n"
+    lines = run("rejects", "page_views").stdout.splitlines()
+    assert lines[1] == f"3\t3\t2026-11-19 12:00:00\tnot JSON\t{'[' * 120} … (500 bytes)"
+    assert lines[2] == "3\t2\t2026-11-19 12:00:00\tnot JSON\t\\xff<html>"
+    assert json.loads(run("rejects", "page_views", "--limit", "1", "--json").stdout)[0]["offset"] == 3
+    assert run("rejects", "page_views", "--day", "2026-11-18").stdout.count("\n") == 1
+
+
+def test_runs_say_what_was_held_back(run, config):
+    tables = {"daily_traffic": {"gate": "failed", "rows": 1, "reasons": ["uv > pv"]}, "page_panes": {"gate": "passed", "rows": 2}}
+    lake.save(
+        config, lake.Run("r1", "staged", ["2026-11-18", "2026-11-19"], "late file", "2026-11-20T01:00:00", "0.1.0", tables=tables)
+    )
+    assert (
+        run("runs").stdout.splitlines()[1]
+        == "r1\tstaged\t2026-11-18 to 2026-11-19\t2026-11-20T01:00:00\tlate file\tdaily_traffic"
+    )
+    assert json.loads(run("runs", "--json").stdout)[0]["tables"] == tables
+
+
+def test_tables_are_those_that_are_written(run, config):
+    write(config, "views/site_last_hour", [{"mark": NOON, "pv": 3, "uv": 2, "settled": False}], SITE)
+    (found,) = json.loads(run("tables", "--json").stdout)
+    assert (found["name"], found["version"], found["files"], found["rows"], found["days"]) == ("site_last_hour", 1, 1, 1, 1)
+
+
+def test_status_of_nothing_is_an_answer(run, port):
+    found = json.loads(run("status", "--json").stdout)
+    assert (found["broker"], found["streams"], found["processes"], found["newest_run"]) == (
+        "does not answer",
+        {"main": {}},
+        [],
+        None,
+    )
+
+
+def test_sweep_deletes_old_folders_that_no_table_names(run, config):
+    write(config, "log/page_views", [record(1, b"{}", None)], LOG)
+    left = config.lake_path / "log/page_views/live/main-9-9-left"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    assert json.loads(run("sweep", "--json").stdout) == [str(left)]
+    assert (config.lake_path / "log/page_views/live/main-0-0-aa").is_dir() and not left.exists()
+
+
+def test_down_of_nothing_is_done(run):
+    assert run("down").exit_code == 0
+
+
+def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):
+    beat = config.state / "main" / "heartbeat.json"
+    beat.parent.mkdir(parents=True)
+    now, born = dt.datetime.now(dt.UTC), dt.datetime.fromtimestamp(psutil.Process().create_time(), dt.UTC)
+    for at, pid, lives in ((now, os.getpid(), True), (born - dt.timedelta(hours=1), os.getpid(), False), (now, 2**22 + 1, False)):
+        beat.write_text(json.dumps({"state": "running", "pid": pid, "at": at.isoformat()}))
+        assert cli.beats(config, "main") is lives
+
+
+def test_unread_counts_what_no_committed_batch_has_read():
+    pin = lake.Pin("main", 4, {"page_views": {"0": 10, "1": 5}}, "")
+    assert cli.unread({"main": pin}, {"page_views": {0: 10, 1: 7, 2: 1}}) == 3
+    assert cli.unread({"main": pin}, {"page_views": {0: 9, 1: 5}}) == 0
+    assert cli.unread({}, {"page_views": {0: 2}}) == 2
+
+
+# ---- the screen
+
+
+def mark(seconds: int, pv: int, uv: int, **more: object) -> dict:
+    return {"mark": NOON + dt.timedelta(seconds=seconds), "pv": pv, "uv": uv, "settled": False, **more}
+
+
+def test_screen_waits_for_the_first_rows(run):
+    assert "waiting for the first rows" in run("watch", "--seconds", "0.1").stdout
+
+
+def test_screen_shows_the_newest_mark_and_its_pages(config):
+    write(config, "views/site_last_hour", [mark(-3600, 1, 1), mark(0, 4, 3)], SITE)
+    write(config, "views/last_hour", [mark(-5, 9, 9, page="/old"), mark(0, 1, 1, page="/a"), mark(0, 3, 2, page="/b")], PAGES)
+    sight = watch.Look(config, CATALOG).now()
+    assert sight.trail == ((NOON, 4, 3),)
+    assert sight.pages == (("/b", 3, 2), ("/a", 1, 1))
+
+
+def test_screen_moves_with_a_new_commit_and_reads_only_files_that_reach_the_trail(config):
+    look = watch.Look(config, CATALOG)
+    assert look.now().mark is None
+    write(config, "views/site_last_hour", [mark(-3600, 1, 1)], SITE)
+    assert look.now().mark == NOON - dt.timedelta(hours=1)
+    write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE, "live/20261119T12-0000-bb")
+    (config.lake_path / "views/site_last_hour/live/main-0-0-aa/day=2026-11-19/part-0.parquet").unlink()
+    assert look.now().trail == ((NOON, 4, 3),)
+
+
+def test_line_without_a_terminal_holds_mark_numbers_and_stream(config):
+    status = {
+        "heartbeat": {"state": "running", "pid": 1, "at": NOON.isoformat()},
+        "progress": {"lag": 1200, "records_per_second": 99.6, "seconds": 0.84, "stream_time": NOON.isoformat(), "set_aside": {}},
+    }
+    sight = watch.Sight(((NOON, 1234, 567),), streams={"main": status})
+    assert watch.line(sight, NOON) == (
+        "12:00:00 UTC  last hour: 1,234 page views, 567 unique visitors  "
+        "(stream main: running, lag 1,200, 100 rows/s, batch 0.8 s, stream time 2026-11-19 12:00:00)"
+    )
+
+
+def test_screen_says_that_a_stream_is_silent():
+    status = {"heartbeat": {"state": "running", "pid": 1, "at": NOON.isoformat()}}
+    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=15)) == "stream main: running"
+    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=16)) == "stream main: silent since 16 s"
+
+
+def test_screen_fits_a_small_terminal():
+    trail = tuple((NOON + dt.timedelta(seconds=5 * n), 1000 + n, 500 + n % 7) for n in range(121))
+    days = ((NOON.date(), 10, 5, True),)
+    sight = watch.Sight(trail, (("/", 9, 8),), days, {"main": {"heartbeat": {"state": "stopped", "at": NOON.isoformat()}}})
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(watch.screen(sight, trail[-1][0] + dt.timedelta(seconds=4), ["settling"]))
+    text = console.export_text()
+    assert "last hour at 12:10:00 UTC, 4 s ago" in text
+    assert "▁" in text and "█" in text and "1,120" in text
+    assert "2026-11-19  10 page views  5 unique visitors  settled" in text and "settling" in text
+    assert all(len(row) <= 100 for row in text.splitlines())
+
+
+@pytest.mark.parametrize(("values", "bars"), [([], ""), ([5, 5], "▁▁"), ([0, 7], "▁█"), (list(range(17)), "▁▂▃▅▆█")])
+def test_sparkline_runs_from_the_lowest_to_the_highest(values, bars):
+    assert watch.sparkline(values, 8) == bars
