@@ -22,6 +22,8 @@ AHEAD = "5 minutes"
 OLDEST = "2000-01-01T00:00:00Z"
 ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)$"
 MILLIS_OF_YEAR_10000 = 253_402_300_800_000
+# What Spark calls year 0 or year 10000 no other reader of the lake can hold.
+FIRST, LAST = "0001-01-01", "9999-12-31"
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
@@ -109,14 +111,16 @@ def read_as(column: Column) -> Expression:
         double = get("double")
         return F.when((number | (kind == "DOUBLE")) & (F.abs(double) < float("inf")), double)
     if bare == "DECIMAL":
-        exact = get(column.type.lower())
-        return F.when(number & (exact == get("decimal(38,18)")), exact)
+        scale = int(column.type.rstrip(")").split(",")[1]) if "," in column.type else 0
+        return F.when(number & get("string").rlike(rf"^-?\d+(\.\d{{0,{scale}}})?$"), get(column.type.lower()))
     if bare == "DATE":
-        return F.when(
-            text & get("string").rlike(r"^\d{4}-\d\d-\d\d$"), F.expr(f"try_cast(try_variant_get({value}, '$', 'string') AS date)")
-        )
+        date = F.expr(f"try_cast(try_variant_get({value}, '$', 'string') AS date)")
+        return F.when(text & get("string").rlike(r"^\d{4}-\d\d-\d\d$") & (date >= F.lit(FIRST).cast("date")), date)
     epoch = F.when(F.abs(get("bigint")) < MILLIS_OF_YEAR_10000, F.timestamp_millis(get("bigint")))
-    return F.when(whole, epoch).when(text & get("string").rlike(ISO), F.try_to_timestamp(get("string")))
+    with_seconds = F.regexp_replace(get("string"), r"^(.{16})(Z|[+-])", "$1:00$2")
+    instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), F.try_to_timestamp(with_seconds))
+    first, last = (F.lit(f"{d}Z").cast("timestamp") for d in (f"{FIRST} 00:00:00", f"{LAST} 23:59:59.999999"))
+    return F.when(instant.between(first, last), instant)
 
 
 def problem(column: Column) -> Expression:
@@ -195,14 +199,11 @@ def merge(rollup: Rollup, rows: DataFrame) -> DataFrame:
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
-    merges: dict[str, Callable[[str], Expression]] = {
-        "min": F.min,
-        "max": F.max,
-        "distinct": functions.union,
-    }
-    plain = [merges[m](c).alias(c) for c, m in rollup.merge.items() if c not in latest]
-    grouped = rows.groupBy(*rollup.key).agg(*plain, *([whole] if latest else []))
-    return grouped.select(*rollup.key, *(F.col(f"_latest.{c}") if c in latest else F.col(c) for c in rollup.merge))
+    sets = [c for c, m in rollup.merge.items() if m == "distinct"]
+    plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
+    grouped = rows.groupBy(*rollup.key).agg(*plain, *(F.collect_list(c).alias(c) for c in sets), *([whole] if latest else []))
+    columns = {c: F.col(f"_latest.{c}") for c in latest} | {c: functions.union_of(c).alias(c) for c in sets}
+    return grouped.select(*rollup.key, *(columns.get(c, F.col(c)) for c in rollup.merge))
 
 
 # ---------------------------------------------------------------------------------------------------- rows → answers

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,7 @@ class Table:
         self.root, self.name, self.time = root, name, time
         self.path = root / name
         self._delta: DeltaTable | None = None
+        self._lock, self._still = threading.RLock(), False
 
     def __repr__(self) -> str:
         return f"Table({self.name})"
@@ -122,13 +124,28 @@ class Table:
         """The table at its newest version. Raises `LakeError` when there is none."""
         from deltalake import DeltaTable
 
-        if self._delta is None:
-            if not self.exists:
-                raise LakeError(f"there is no table {self.name} in {self.root}; the stream makes it with its first batch")
-            self._delta = DeltaTable(self.path)
-        else:
-            self._delta.update_incremental()
-        return self._delta
+        with self._lock:
+            if self._delta is None:
+                if not self.exists:
+                    raise LakeError(f"there is no table {self.name} in {self.root}; the stream makes it with its first batch")
+                self._delta = DeltaTable(self.path)
+            elif not self._still:
+                self._delta.update_incremental()
+            return self._delta
+
+    @contextmanager
+    def still(self) -> Iterator[DeltaTable]:
+        """The newest version, and no newer one until the block ends; other threads wait.
+
+        What is decided and what is committed must rest on one version: a conflict with anything newer is then seen.
+        """
+        with self._lock:
+            delta = self.delta()
+            self._still = True
+            try:
+                yield delta
+            finally:
+                self._still = False
 
     def create(self, schema: StructType, comment: str = "") -> None:
         """Make the table, partitioned by `day`, unless it is there. Raises `LakeError` when it has other columns."""
@@ -261,8 +278,7 @@ def commit(
         reraise=True,
     )
     for attempt in attempts:
-        with attempt:
-            delta = table.delta()
+        with attempt, table.still() as delta:
             decided = decide()
             if decided is None:
                 return None
@@ -281,7 +297,7 @@ def commit(
                 ),
             )
             failpoint("commit")
-    return delta.version()
+    return delta.version() + 1  # the handle stays at the version that was read; the commit is the next, or was refused
 
 
 def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
@@ -334,7 +350,9 @@ def add_action(table: Table, path: Path, day: date) -> Any:
             low["kafka"], high["kafka"] = {"offset": bounds[0]}, {"offset": bounds[1]}
         elif isinstance(bounds[0], datetime):
             # Delta's statistics have milliseconds: a bound must not exclude what lies between two of them.
-            low[name], high[name] = milliseconds(bounds[0]), milliseconds(bounds[1] + timedelta(microseconds=999))
+            low[name] = milliseconds(bounds[0])
+            if bounds[1].year < 9999:
+                high[name] = milliseconds(bounds[1] + timedelta(microseconds=999))
     stats = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": {}}
     return AddAction(
         str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, int(at.st_mtime * 1000), True, json.dumps(stats)
@@ -359,7 +377,7 @@ def hour_of(at: datetime) -> str:
 
 
 def swap_live(
-    table: Table, since: datetime, until: datetime, files: Sequence[Any], settled: set[date], marks: bool
+    settings: Settings, table: Table, since: datetime, until: datetime, files: Sequence[Any], marks: bool
 ) -> int | None:
     """Replace a live view's rows of `[since, until)` by `files`, in one commit; a settled day is never touched.
 
@@ -367,18 +385,20 @@ def swap_live(
     replace everything of those hours, but for marks from `until` on.
     """
 
-    def replaced(file: File) -> bool:
+    def replaced(file: File, settled: set[date]) -> bool:
         if not file.span or file.day in settled:
             return False
         at = datetime.strptime(file.span["hour"], "%Y%m%dT%H").replace(tzinfo=UTC)
-        if file.span["mark"] != "all":
-            at += timedelta(minutes=int(file.span["mark"][:2]), seconds=int(file.span["mark"][2:]))
-            return since <= at < until
-        return not marks and since <= at < until
+        if file.span["mark"] == "all":
+            # A day may begin at half past an hour; its file is named after the hour.
+            return not marks and since.replace(minute=0, second=0, microsecond=0) <= at < until
+        at += timedelta(minutes=int(file.span["mark"][:2]), seconds=int(file.span["mark"][2:]))
+        return since <= at < until
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
+        settled = settled_days(settings, table)
         kept = [a for a in files if date.fromisoformat(a.partition_values["day"]) not in settled]
-        gone = [remove_action(f) for f in table.files() if replaced(f)]
+        gone = [remove_action(f) for f in table.files() if replaced(f, settled)]
         said = {"live": [since.isoformat(), until.isoformat()]}
         return ([*kept, *gone], said) if kept or gone else None
 
@@ -489,7 +509,9 @@ class Run:
 
     @property
     def undecided(self) -> bool:
-        return self.state in ("running", "staged")
+        """Staged and neither published nor dropped, or at work; a run that says so after a day was killed."""
+        young = datetime.now(UTC) - datetime.fromisoformat(self.created) < timedelta(days=1)
+        return self.state == "staged" or (self.state == "running" and young)
 
 
 def save(settings: Settings, run: Run) -> None:
@@ -607,8 +629,8 @@ def publish(
                 newer = others[file.run].pins.get(stream) if file.run in others else None
                 if newer and newer.seq > pin.seq:
                     raise LakeError(
-                        f"run {run.id} has read stream {stream} up to batch {pin.seq}, but {file.day} of {table.name} was "
-                        f"published by run {file.run} with batch {newer.seq}; settle the day again: tidemark settle --day {file.day}"
+                        f"run {run.id} has read stream {stream} up to batch {pin.seq}, but {file.day} of {table.name} "
+                        f"was published by run {file.run} with batch {newer.seq}; settle again: tidemark settle --day {file.day}"
                     )
             return True
         if whole_days:

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 MERGES = ("min", "max", "latest", "distinct")
-PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled")
+PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled", "event_time")
+PLATFORM_TABLES = ("ledger", "verdicts", "period")
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 TYPES = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "DECIMAL", "TIMESTAMP", "DATE")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -29,11 +30,12 @@ def refuse_if(wrong: bool, sentence: str) -> None:
         raise DeclarationError(sentence)
 
 
-def duration(text: str) -> timedelta:
-    """A length of time in words: `"5 seconds"`, `"2 hours"`, `"7 days"`. Raises `DeclarationError`."""
+def duration(text: str, owner: str = "") -> timedelta:
+    """A length of time in words: `"5 seconds"`, `"2 hours"`, `"7 days"`. Raises `DeclarationError` that names `owner`."""
     found = re.fullmatch(r"(\d+) (second|minute|hour|day|week)s?", text)
     if not found:
-        raise DeclarationError(f'"{text}" is not a length of time; write it like "5 seconds", "2 hours" or "7 days"')
+        said = f'"{text}" is not a length of time; write it like "5 seconds", "2 hours" or "7 days"'
+        raise DeclarationError(f"{owner}: {said}" if owner else said)
     return timedelta(seconds=int(found[1]) * UNITS[found[2]])
 
 
@@ -55,6 +57,9 @@ def columns(schema: str, owner: str) -> tuple[Column, ...]:
             raise DeclarationError(f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL]"')
         name, kind, required = match[1], re.sub(r"\s", "", match[2].upper()), bool(match[3])
         refuse_if(kind.split("(")[0] not in TYPES, f"{owner}: column {name} has type {kind}; types are {', '.join(TYPES)}")
+        sizes = [int(n) for n in re.findall(r"\d+", kind)]
+        fits = not sizes or (kind.startswith("DECIMAL") and 1 <= sizes[0] <= 38 and sizes[1] <= sizes[0])
+        refuse_if(not fits, f"{owner}: column {name} has type {kind}; only DECIMAL(precision up to 38, scale) has sizes")
         refuse_if(not NAME.fullmatch(name), f"{owner}: column name {name} is not lower case with underscores")
         refuse_if(name in PLATFORM_COLUMNS, f"{owner}: column {name} is a name that the platform uses; choose another")
         refuse_if(name in (c.name for c in found), f"{owner}: column {name} stands twice in the schema")
@@ -139,8 +144,12 @@ class Topic:
             not set(re.findall(r"\w+", self.event_time)) & set(names),
             f"{owner}: event_time {self.event_time} names no column of the schema ({', '.join(names)})",
         )
+        required = [c.name for c in self.columns if not c.nullable]
+        refuse_if(
+            self.id is not None and self.id not in required, f"{owner}: id {self.id} may be null in the schema; write it NOT NULL"
+        )
         for text in filter(None, (self.retention, self.segment, self.accept_late)):
-            duration(text)
+            duration(text, owner)
 
     @property
     def table(self) -> str:
@@ -171,6 +180,7 @@ class Rollup:
             len(streams) > 1, f"{owner}: its topics belong to different streams ({', '.join(streams)}); they must share one"
         )
         check_key(owner, self.key, self.time)
+        refuse_if(not self.merge, f"{owner}: merge names no column; a rollup has one column or more beside its key")
         for column, merge in self.merge.items():
             word = merge.split("(")[0]
             refuse_if(word not in MERGES, f"{owner}: column {column} merges by {merge}; merges are {', '.join(MERGES)}")
@@ -208,7 +218,8 @@ class Live:
     back: str
 
     def __post_init__(self) -> None:
-        duration(self.every), duration(self.back)
+        refuse_if(not duration(self.every, "live: every"), f'live: every must be longer than "{self.every}"')
+        duration(self.back, "live: back")
 
 
 @dataclass(frozen=True)
@@ -250,13 +261,9 @@ class View:
         owner = f"view {self.name}"
         refuse_if(not NAME.fullmatch(self.name), f"{owner}: a view's name is lower case with underscores")
         check_wiring(owner, self.function, self.reads, also=("period",))
-        for parameter, source in self.reads.items():
-            refuse_if(
-                not isinstance(source, Topic | Rollup | View),
-                f"{owner}: reads {parameter} from {source!r}; a view reads topics, rollups and views",
-            )
+        check_sources(owner, self.reads)
         check_key(owner, self.key, self.time, day_is_time=True)
-        duration(self.lookback), duration(self.lookahead)
+        duration(self.lookback, f"{owner}: lookback"), duration(self.lookahead, f"{owner}: lookahead")
         object.__setattr__(self, "checks", tuple(self.checks))
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
@@ -272,6 +279,8 @@ class View:
             refuse_if(self.shortcut is not None, f"{owner}: the view has a live way already")
             refuse_if(self.refresh is None, f"{owner}: the view is not live; give it live=Live(every=…, back=…) first")
             check_wiring(owner, function, reads, also=("period",))
+            check_sources(owner, reads)
+            refuse_if(step is not None and not duration(step, f"{owner}: step"), f'{owner}: step must be longer than "{step}"')
             shortcut = Shortcut(function, Live(every, back), dict(reads), step or every)
             object.__setattr__(self, "shortcut", shortcut)
             return shortcut
@@ -294,9 +303,16 @@ def check_wiring(owner: str, function: Callable[..., Any], reads: Mapping[str, A
     refuse_if(not reads, f"{owner}: reads nothing")
 
 
+def check_sources(owner: str, reads: Mapping[str, Any]) -> None:
+    for parameter, source in reads.items():
+        wrong = not isinstance(source, Topic | Rollup | View)
+        refuse_if(wrong, f"{owner}: reads {parameter} from {source!r}; a view reads topics, rollups and views")
+
+
 def check_key(owner: str, key: tuple[str, ...], time: str, day_is_time: bool = False) -> None:
     refuse_if(not isinstance(key, tuple) or not key, f"{owner}: key must be a tuple of column names, not {key!r}")
     refuse_if(time not in key, f"{owner}: time {time} is not in the key ({', '.join(key)})")
+    refuse_if(len(set(key)) < len(key), f"{owner}: a column stands twice in the key ({', '.join(key)})")
     for column in key:
         platform = column in PLATFORM_COLUMNS and not (day_is_time and column == time == "day")
         refuse_if(platform, f"{owner}: column {column} is a name that the platform uses; choose another")
@@ -392,10 +408,14 @@ def catalog(pipelines: Iterable[Any]) -> Catalog:
     for pipeline in pipelines:
         for declared in vars(pipeline).values():
             if isinstance(declared, Topic | Rollup | View):
+                refuse_if(
+                    declared.name in PLATFORM_TABLES,
+                    f"{declared.name} in {pipeline.__name__} is a name that the platform uses; choose another",
+                )
                 known = found.setdefault(declared.name, declared)
                 refuse_if(
                     known is not declared,
-                    f"{declared.name} is declared in {homes.get(declared.name)} and again in {pipeline.__name__}; names are unique",
+                    f"{declared.name} is declared in {homes.get(declared.name)} and in {pipeline.__name__}; names are unique",
                 )
                 homes.setdefault(declared.name, pipeline.__name__)
     ordered: dict[str, Declared] = {}

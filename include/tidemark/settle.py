@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -242,8 +241,7 @@ class Settling:
             frame = self.log_rows(declared, start, end) if isinstance(declared, Topic) else self.staged(declared)
             judged[declared.name] = quality.Judged(declared, frame, start.astimezone(tz), end.astimezone(tz))
         began = time.monotonic()
-        with self.named(start, end):
-            found = quality.judge(self.run.id, judged, self.settings.home / "docs")
+        found = quality.judge(self.run.id, judged, self.settings.home / "docs", beside=self.beside(start, end))
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
         self.keep(found)
         reasons: dict[str, tuple[str, ...]] = {name: (sentence,) for name, sentence in self.failed.items()}
@@ -276,22 +274,13 @@ class Settling:
         path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
         lake.whole_or_nothing(path.with_suffix(".verdicts"), quality.to_json(found))
 
-    @contextmanager
-    def named(self, start: datetime, end: datetime) -> Iterator[None]:
+    def beside(self, start: datetime, end: datetime) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period`, `<topic>_offsets` and `published_<view>`."""
-        tz = self.settings.zone
-        views = {"period": self.spark.createDataFrame([(start, end, tz)], "start TIMESTAMP, end TIMESTAMP, zone STRING")}
+        span = [(start, end, self.settings.zone)]
+        views = {"period": self.spark.createDataFrame(span, "start TIMESTAMP, end TIMESTAMP, zone STRING")}
         views |= {f"{t.name}_offsets": self.offsets(t, start, end) for t in self.catalog.topics.values()}
-        views |= {
-            f"published_{v.name}": self.published(v, start, end) for v in self.catalog.views.values() if v.name not in self.failed
-        }
-        for name, frame in views.items():
-            frame.createOrReplaceTempView(name)
-        try:
-            yield
-        finally:
-            for name in views:
-                self.spark.catalog.dropTempView(name)
+        written = [v for v in self.catalog.views.values() if v.name not in self.failed]
+        return views | {f"published_{v.name}": self.published(v, start, end) for v in written}
 
     def published(self, view: View, start: datetime, end: datetime) -> DataFrame:
         """A view as readers have it now, of the four weeks before the period and the period itself."""

@@ -12,7 +12,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
@@ -105,6 +106,8 @@ class Stream:
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
+        # The earliest time that each batch brought to each table, of the last batches: what a refresh must reach back to.
+        self.lows: dict[str, deque[tuple[int, datetime]]] = {}
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
@@ -353,16 +356,19 @@ class Stream:
         small = sum(u - f for parts in offsets.values() for f, u in parts.values()) <= SMALL
         timings: dict[str, float] = {}
         events: dict[str, DataFrame] = {}
-        judged: list[DataFrame] = []
+        held: list[DataFrame] = []
         counts: list[dict[str, Any]] = []
         with ThreadPoolExecutor(2, initializer=self.in_pool, initargs=("stream",)) as writers:
             logs = {}
+            if len(offsets) > 1:
+                records = records.persist()  # else Kafka would be read once for each topic
+                held.append(records)
             for name in offsets:
                 topic = self.mine.topics[name]
                 rows = fold.judged(
                     topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records
                 ).persist()
-                judged.append(rows)
+                held.append(rows)
                 events[name] = fold.accepted(topic, rows)
                 logs[name] = writers.submit(timed, timings, name, self.write_log, topic, rows, batch, small)
             rolling = {}
@@ -376,6 +382,7 @@ class Stream:
                 files, counted = written.result()
                 self.same_as_offsets(name, counted, offsets[name])
                 lake.append(self.tables[name], batch, files)
+                self.remember_low(name, seq, files)
                 counts += counted
                 lake.failpoint("between")
             for name, written in rolling.items():
@@ -387,13 +394,32 @@ class Stream:
                     self.aside(self.mine.rollups[name], error)
                     continue
                 lake.append(self.tables[name], batch, files)
-        for rows in judged:
+                self.remember_low(name, seq, files)
+        for rows in held:
             rows.unpersist()
         times = [c["stream_time"] for c in counts if c["stream_time"]]
         self.stream_time = max([*times, *([self.stream_time] if self.stream_time else [])], default=None)
         self.write_ledger(batch, counts, offsets, started)
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
+
+    def remember_low(self, name: str, seq: int, files: Sequence[Any]) -> None:
+        lows = [json.loads(f.stats)["minValues"].get(self.tables[name].time) for f in files]
+        low = min((datetime.fromisoformat(at) for at in lows if at), default=None)
+        if lows and low is None:
+            low = EARLIEST
+        if low:
+            self.lows.setdefault(name, deque(maxlen=1000)).append((seq, low))
+
+    def low_since(self, names: Iterable[str], seq: int) -> datetime:
+        """The earliest time that batches after `seq` brought to the named tables; the beginning where nobody knows."""
+        found = []
+        for name in names:
+            lows = list(self.lows.get(name, ()))
+            if not lows or lows[0][0] > seq + 1:
+                return EARLIEST
+            found += [low for s, low in lows if s > seq]
+        return min(found, default=EARLIEST)
 
     def in_pool(self, pool: str) -> None:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
@@ -654,6 +680,7 @@ class Refresher:
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
         }
         self.seen: dict[str, datetime] = {}
+        self.upto: dict[str, int] = {}
         self.zone = stream.settings.tz
 
     def newest(self) -> None:
@@ -688,12 +715,17 @@ class Refresher:
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
             until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
-            back = min(at, self.seen.get(view.name) or at) - duration(view.refresh.back)
+            seq, last = self.stream.progress.get("seq", -1), self.seen.get(view.name)
+            back = min(at, last or at) - duration(view.refresh.back)
+            if last:
+                # Only what came since can have changed a row: most refreshes need not reach back all the way.
+                low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
+                back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
             since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, HOUR)
             began = time.monotonic()
             rows = self.rows(view, view.function, view.reads, since, until)
             self.swap(view, rows, since, until, None)
-            self.seen[view.name] = at
+            self.seen[view.name], self.upto[view.name] = at, seq
             log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
 
     def rows(
@@ -721,7 +753,7 @@ class Refresher:
                 if span >= since or not step:
                     mark = f"{span:%M%S}" if step else "all"
                     adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
-            lake.swap_live(table, since, until, adds, lake.settled_days(self.stream.settings, table), marks=bool(step))
+            lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
             if not step:
                 self.stream.covered[view.name] = until
 
