@@ -1,0 +1,81 @@
+"""Each check that the traffic pipeline declares holds on a day that is right, and trips on a day that is wrong."""
+
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+from tidemark import fold, quality
+from tidemark.pipelines import CATALOG
+
+DAY = date(2026, 11, 19)
+START = datetime(2026, 11, 19, tzinfo=UTC)
+END = START + timedelta(days=1)
+HOURS = [START + timedelta(hours=n) for n in range(24)]
+NOON = START + timedelta(hours=12)
+
+
+def record(offset, reject=None):
+    own = (None,) * 4 if reject else (f"e{offset}", "v", "/", NOON)
+    return (*own, (0, offset, NOON, None, bytearray(b"{}"), None), reject, DAY)
+
+
+def rows_of(right):
+    """Every table of one day: right, or wrong in each way that a declared check names."""
+    hours = [("/", h, 10, 4) for h in HOURS] if right else [("/", h, 10, 4) for h in HOURS[:-2]] + [("/", HOURS[-2], 0, 11)]
+    pv, uv = (240, 30) if right else (241, 3)
+    return {
+        "page_views": ([record(n) for n in range(199)] + [record(199, "not JSON")] * (1 if right else 9)),
+        "last_hour": [("/", NOON, 2, 2 if right else 3, True, DAY)],
+        "site_last_hour": [(NOON, 2, 2 if right else 3, True, DAY)],
+        "hourly_traffic": [(*h, True, DAY) for h in hours],
+        "site_hourly_traffic": [(*h[1:], True, DAY) for h in hours],
+        "daily_traffic": [("/", pv, uv, True, DAY), *([] if right else [("/b", 1, 2, True, DAY)])],
+        "site_daily_traffic": [(pv, uv, True, DAY), *([] if right else [(1, 2, True, DAY)])],
+    }
+
+
+def verdicts(spark, right):
+    schemas = {d.name: s for d, s in fold.schemas(spark, CATALOG)}
+    frames = {n: spark.createDataFrame(rows, schemas[n]) for n, rows in rows_of(right).items()}
+    beside = {
+        "period": spark.createDataFrame([(START, END, "UTC")], "start TIMESTAMP, end TIMESTAMP, zone STRING"),
+        "page_views_offsets": spark.createDataFrame(
+            [(0, 200, 199, 1 if right else 0)], "partition INT, offsets BIGINT, accepted BIGINT, rejected BIGINT"
+        ),
+        "published_site_daily_traffic": spark.createDataFrame(
+            [(DAY - timedelta(days=7), 200 if right else 5000)], "day DATE, pv BIGINT"
+        ),
+    }
+    judged = {n: quality.Judged(CATALOG[n], f, START, END) for n, f in frames.items()}
+    return {(v.table, v.check): v for v in quality.judge("run", judged, beside=beside)}
+
+
+@pytest.fixture(scope="module")
+def right(spark):
+    return verdicts(spark, right=True)
+
+
+@pytest.fixture(scope="module")
+def wrong(spark):
+    return verdicts(spark, right=False)
+
+
+DECLARED = [(d.name, c.name) for d in (*CATALOG.topics.values(), *CATALOG.derived) for c in d.checks]
+
+
+@pytest.mark.parametrize(("table", "check"), DECLARED)
+def test_a_declared_check_holds_on_a_right_day_and_trips_on_a_wrong_one(right, wrong, table, check):
+    assert right[table, check].outcome == "passed", right[table, check].observed
+    assert wrong[table, check].outcome == "failed", wrong[table, check].observed
+
+
+def test_only_the_weekday_before_is_a_warning(wrong):
+    warnings = {v.check for (table, check), v in wrong.items() if (table, check) in DECLARED and v.severity == "warning"}
+    assert warnings == {"PV is within half and double of the same weekday a week before"}
+
+
+def test_a_wrong_day_blocks_every_view_and_the_right_one_none(spark, right, wrong):
+    for declared in CATALOG.views.values():
+        expected = (*quality.own_checks(declared, START, END), *declared.checks)
+        assert quality.gate(declared, expected, list(right.values())).passed
+        assert not quality.gate(declared, expected, list(wrong.values())).passed
