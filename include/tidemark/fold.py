@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import functions as F
 
@@ -269,7 +269,25 @@ def schema_of(frame: DataFrame) -> StructType:
 
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:
     """An absent topic: no rows, the accepted records' columns."""
-    return accepted(topic, spark.createDataFrame([], log_schema(topic)))
+    return accepted(topic, nothing(spark, log_schema(topic)))
+
+
+def nothing(spark: SparkSession, columns: str) -> DataFrame:
+    """No rows of the columns that a DDL string names."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    schema = cast("StructType", StructType.fromDDL(columns))
+    return spark.createDataFrame(to_arrow_schema(schema, timezone="UTC").empty_table())
+
+
+def period(spark: SparkSession, start: datetime, end: datetime) -> DataFrame:
+    """One row of timestamps, `start` and `end`. From Arrow: a list of Python rows would go through a Python worker."""
+    import pyarrow as pa
+
+    return spark.createDataFrame(
+        pa.table({k: pa.array([v], pa.timestamp("us", "UTC")) for k, v in (("start", start), ("end", end))})
+    )
 
 
 def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, StructType | Exception]]:
@@ -278,11 +296,11 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
     What reads a failed declaration fails with it. `day` is last; every column is nullable.
     """
     frames: dict[str, DataFrame] = {}
-    period = spark.createDataFrame([], "start TIMESTAMP, end TIMESTAMP")
+    bounds = nothing(spark, "start TIMESTAMP, end TIMESTAMP")
     for declared in (*catalog.topics.values(), *catalog.derived):
         try:
             if isinstance(declared, Topic):
-                whole = spark.createDataFrame([], log_schema(declared))
+                whole = nothing(spark, log_schema(declared))
                 frames[declared.name] = accepted(declared, whole)
             else:
                 inputs = {p: frames[s.name] for p, s in declared.reads.items()}
@@ -290,7 +308,7 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
                     whole = roll(declared, inputs)
                     frames[declared.name] = whole.drop("day")
                 else:
-                    whole = answer(declared, declared.function, inputs, period, settled=False)
+                    whole = answer(declared, declared.function, inputs, bounds, settled=False)
                     frames[declared.name] = whole.drop("settled", *(() if declared.time == "day" else ("day",)))
             yield declared, schema_of(whole)
         except Exception as error:

@@ -780,6 +780,7 @@ def read(
     Pruning leaves rows outside the bounds in: who asks for a period filters by it. Read by Spark from delta-rs' file
     list, which saves 250 ms a read; a table that someone gave deletion vectors or column mapping is read by delta-spark.
     """
+    import pyarrow as pa
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -798,7 +799,7 @@ def read(
         and (high is None or f.low is None or comparable(f.low, high) < high)
     ]
     if not chosen:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)
     frame = spark.read.schema(inside).option("recursiveFileLookup", "true").parquet(*chosen)
     return frame.withColumn("day", F.to_date(F.regexp_extract(F.col("_metadata.file_path"), r"day=(\d{4}-\d\d-\d\d)/", 1)))
 

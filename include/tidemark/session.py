@@ -45,6 +45,16 @@ SETTINGS = {
     "spark.sql.caseSensitive": "true",
 }
 
+# Work beside a stream: a task that holds a core for seconds delays a batch by as much, so tasks are made short.
+SHORT_TASKS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "4m",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.shuffle.partitions": "64",
+    "spark.sql.files.maxPartitionBytes": "8m",
+}
+
 LOG4J = """
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -66,6 +76,14 @@ logger.native.level = error
 logger.task.name = org.apache.spark.sql.catalyst.util.SparkStringUtils
 logger.task.level = error
 """
+
+
+def beside(spark: SparkSession) -> SparkSession:
+    """A second session of a running application, for work that must not hold the stream's cores for long."""
+    other = spark.newSession()
+    for name, value in SHORT_TASKS.items():
+        other.conf.set(name, value)
+    return other
 
 
 def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -> SparkSession:

@@ -183,7 +183,7 @@ class Settling:
         self.progress(f"{day}: staged {declared.name} in {time.monotonic() - began:.1f} s")
 
     def bounds(self, start: datetime, end: datetime) -> DataFrame:
-        return self.spark.createDataFrame([(start, end)], "start TIMESTAMP, end TIMESTAMP")
+        return fold.period(self.spark, start, end)
 
     def rolled(self, rollup: Rollup, low: datetime, high: datetime) -> DataFrame:
         """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin."""
@@ -268,7 +268,7 @@ class Settling:
     def keep(self, found: Sequence[quality.Verdict]) -> None:
         """Write verdicts to `lake/verdicts` and, as JSON, beside the run's record."""
         table = lake.verdicts(self.settings)
-        table.create(fold.schema_of(self.spark.createDataFrame([], quality.VERDICTS)), "Every check of every run.")
+        table.create(fold.schema_of(fold.nothing(self.spark, quality.VERDICTS)), "Every check of every run.")
         batch = lake.Batch(self.run.id, 0, 0)
         lake.append(table, batch, lake.write_arrow(table, f"live/{self.run.id}", quality.to_arrow(found)))
         path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
@@ -276,8 +276,9 @@ class Settling:
 
     def beside(self, start: datetime, end: datetime) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period`, `<topic>_offsets` and `published_<view>`."""
-        span = [(start, end, self.settings.zone)]
-        views = {"period": self.spark.createDataFrame(span, "start TIMESTAMP, end TIMESTAMP, zone STRING")}
+        from pyspark.sql import functions as F
+
+        views = {"period": self.bounds(start, end).withColumn("zone", F.lit(self.settings.zone))}
         views |= {f"{t.name}_offsets": self.offsets(t, start, end) for t in self.catalog.topics.values()}
         written = [v for v in self.catalog.views.values() if v.name not in self.failed]
         return views | {f"published_{v.name}": self.published(v, start, end) for v in written}
@@ -289,6 +290,7 @@ class Settling:
     def offsets(self, topic: Topic, start: datetime, end: datetime) -> DataFrame:
         """By partition: `offsets` that the ledger has of the batches with the period's records, and the `accepted` and
         `rejected` records that the log has of them."""
+        import pyarrow as pa
         from pyspark.sql import functions as F
 
         pin = self.run.pins.get(topic.stream)
@@ -311,7 +313,9 @@ class Settling:
         sums: dict[int, int] = {}
         for r in rows:
             sums[r["partition"]] = sums.get(r["partition"], 0) + r["until_offset"] - r["from_offset"]
-        said = self.spark.createDataFrame(list(sums.items()), "partition INT, offsets BIGINT")
+        said = self.spark.createDataFrame(
+            pa.table({"partition": pa.array(sums.keys(), pa.int32()), "offsets": pa.array(sums.values(), pa.int64())})
+        )
         lo, hi = min((r["seq"] for r in rows), default=0), max((r["seq"] for r in rows), default=-1)
         table = self.outer[topic.name]
         files = [f for f in table.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]

@@ -201,7 +201,7 @@ class Stream:
             table.create(schema, comment(declared))
             self.tables[declared.name] = table
         self.ledger.create(
-            fold.schema_of(self.spark.createDataFrame([], LEDGER)),
+            fold.schema_of(fold.nothing(self.spark, LEDGER)),
             "Every micro-batch of every stream: offsets, records, rejects.",
         )
 
@@ -214,10 +214,11 @@ class Stream:
         topics = list(self.mine.topics)
         found = self.checkpoint.identity
         rows = lake.ledger_rows(self.settings, self.name)
-        last = max((r["seq"] for r in rows), default=None)
+        entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
+        last = max((seq for seq in entered if seq is not None), default=-1)
         ids = kafka.topic_ids(self.settings, topics)
         repair = f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
-        if found and not recover:
+        if found:
             for topic, known in found.topic_ids.items():
                 if topic in ids and ids[topic] != known:
                     raise SpeedError(
@@ -225,54 +226,82 @@ class Stream:
                         f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
                         f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                     )
-            planned = self.checkpoint.newest("offsets")
-            if last is not None and (planned is None or found.base + planned < last):
+        if found and not recover:
+            newest = self.checkpoint.newest("offsets")
+            planned = found.base + (-1 if newest is None else newest)
+            if planned < last:
                 raise SpeedError(
-                    f"the checkpoint in {self.checkpoint.path} ends at batch {planned}, the ledger of stream {self.name} at "
-                    f"{last - found.base}: an old copy, or files are lost; {repair}"
+                    f"the checkpoint in {self.checkpoint.path} ends at batch {planned} of stream {self.name}, the lake at "
+                    f"{last}: an old copy, or files are lost; {repair}"
                 )
             if not set(topics) - set(found.topic_ids):
                 return found
             wider = lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids})
             return self.write_identity(wider)
-        if not found and last is not None and not recover:
+        if not found and last >= 0 and not recover:
             raise SpeedError(
-                f"the checkpoint in {self.checkpoint.path} is lost, but the ledger has {last + 1} batches of stream "
+                f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
                 f"{self.name}; {repair}"
             )
         earliest = kafka.offsets(self.settings, topics, "earliest")
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
-        if last is not None:
-            for topic, parts in self.log_ends(topics).items():
-                start[topic] |= {p: max(o, start[topic].get(p, 0)) for p, o in parts.items()}
         number = max((r["generation"] for r in rows), default=0) + 1
-        highest = max([last if last is not None else -1, *((t.appended(self.name) or -1) for t in self.tables.values())])
+        if last >= 0:
+            held = self.log_spans(topics)
+            self.finish_ledger(rows, held, max(1, number - 1))
+            for topic, parts in held.items():
+                start[topic] |= {p: max(until, start[topic].get(p, 0)) for p, (_, until) in parts.items()}
         if self.checkpoint.path.exists():
             aside = self.checkpoint.path.with_name(f"{self.name}.before-{number}-{int(time.time())}")
             shutil.move(self.checkpoint.path, aside)
             log.warning("the old checkpoint is kept", path=str(aside))
         log.info("a new generation", stream=self.name, generation=number, start=start)
-        return self.write_identity(lake.Generation(number, highest + 1, start, ids))
+        return self.write_identity(lake.Generation(number, last + 1, start, ids))
 
     def write_identity(self, generation: lake.Generation) -> lake.Generation:
         self.checkpoint.path.mkdir(parents=True, exist_ok=True)
         lake.whole_or_nothing(self.checkpoint.path / "tidemark.json", json.dumps(asdict(generation), indent=1))
         return generation
 
-    def log_ends(self, topics: Sequence[str]) -> dict[str, dict[str, int]]:
-        """The offset after the last one in each topic's log, by partition."""
+    def log_spans(self, topics: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+        """The first offset in each topic's log and the one after its last, by partition."""
         from pyspark.sql import functions as F
 
-        ends: dict[str, dict[str, int]] = {}
+        offset, found = F.col("kafka.offset"), {}
         for topic in topics:
-            rows = (
-                lake.read(self.spark, self.tables[topic])
-                .groupBy("kafka.partition")
-                .agg(F.max("kafka.offset").alias("last"))
-                .collect()
+            held = lake.read(self.spark, self.tables[topic]).groupBy("kafka.partition")
+            rows = held.agg(F.min(offset).alias("first"), F.max(offset).alias("last")).collect()
+            found[topic] = {str(r["partition"]): [r["first"], r["last"] + 1] for r in rows}
+        return found
+
+    def finish_ledger(
+        self, rows: Sequence[Mapping[str, Any]], held: Mapping[str, Mapping[str, Sequence[int]]], generation: int
+    ) -> None:
+        """Enter what a killed batch has put into the logs and no further, so that the rollups get it from there.
+
+        Without its checkpoint that batch is not tried again: the new generation starts after the logs' last offsets.
+        """
+        from pyspark.sql import functions as F
+
+        entered, offsets, counts = fold.spans(rows), {}, []
+        for topic, parts in held.items():
+            known = entered.get(topic, {})
+            spans = {p: [known[p][1] if p in known else first, until] for p, (first, until) in parts.items()}
+            if not (spans := {p: s for p, s in spans.items() if s[1] > s[0]}):
+                continue
+            offsets[topic] = spans
+            left = fold.within_offsets(lake.read(self.spark, self.tables[topic]), spans)
+            found = left.groupBy("kafka.partition").agg(
+                F.count("*").alias("records"),
+                F.count("reject").alias("rejects"),
+                F.max(fold.event_time(self.mine.topics[topic])).alias("stream_time"),
             )
-            ends[topic] = {str(r["partition"]): r["last"] + 1 for r in rows}
-        return ends
+            counts += [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
+        if counts:
+            seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
+            self.stream_time = max((c["stream_time"] for c in counts if c["stream_time"]), default=None)
+            log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
+            self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation)
 
     def remember_time(self) -> None:
         rows = lake.ledger_rows(self.settings, self.name)
@@ -399,7 +428,7 @@ class Stream:
             rows.unpersist()
         times = [c["stream_time"] for c in counts if c["stream_time"]]
         self.stream_time = max([*times, *([self.stream_time] if self.stream_time else [])], default=None)
-        self.write_ledger(batch, counts, offsets, started)
+        self.write_ledger(batch, counts, started, self.generation.number)
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
 
@@ -452,9 +481,7 @@ class Stream:
                     f"not {until - start}; a compacted or transactional topic has such gaps and must say so"
                 )
 
-    def write_ledger(
-        self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], offsets: Mapping[str, Any], started: datetime
-    ) -> None:
+    def write_ledger(self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], started: datetime, generation: int) -> None:
         import pyarrow as pa
 
         schema = pa.schema(
@@ -471,10 +498,10 @@ class Stream:
             {
                 **c,
                 "stream": self.name,
-                "generation": self.generation.number,
+                "generation": generation,
                 "seq": batch.hi,
-                "from_offset": offsets[c["topic"]][str(c["partition"])][0],
-                "until_offset": offsets[c["topic"]][str(c["partition"])][1],
+                "from_offset": batch.offsets[c["topic"]][str(c["partition"])][0],
+                "until_offset": batch.offsets[c["topic"]][str(c["partition"])][1],
                 "stream_time": self.stream_time,
                 "started_at": started,
                 "finished_at": finished,
@@ -599,6 +626,8 @@ def of_storage(error: BaseException) -> bool:
 def of_broker(error: BaseException) -> bool:
     """Whether a query ended because Kafka did not answer, and for no other reason."""
     text = str(error)
+    if "tidemark.kafka.BrokerAway" in text or "Cannot fetch record for offset" in text:
+        return True
     return "org.apache.kafka.common.errors" in text and any(
         m in text for m in ("TimeoutException", "DisconnectException", "NetworkException")
     )
@@ -675,7 +704,8 @@ class Refresher:
     """
 
     def __init__(self, stream: Stream, views: Sequence[View], pool: str) -> None:
-        self.stream, self.views, self.pool = stream, views, pool
+        self.stream, self.views = stream, views
+        self.spark = stream.spark if pool == "marks" else session.beside(stream.spark)
         self.due = {
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
         }
@@ -710,7 +740,9 @@ class Refresher:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
         at = self.stream.stream_time
         for view in self.views:
-            if at is None or view.refresh is None or self.seen.get(view.name) == at or not self.due[view.name]():
+            # A batch of late events alone moves no time, and corrects rows all the same.
+            same = self.seen.get(view.name) == at and self.upto[view.name] == self.stream.progress.get("seq", -1)
+            if at is None or view.refresh is None or same or not self.due[view.name]():
                 continue
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
@@ -732,15 +764,14 @@ class Refresher:
         self, view: View, function: Callable[..., DataFrame], reads: Mapping[str, Declared], since: datetime, until: datetime
     ) -> pa.Table:
         """A view's rows of `[since, until)`, from the tables as they are, by the given way."""
-        spark = self.stream.spark
+        spark = self.spark
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
-        period = spark.createDataFrame([(since, until)], "start TIMESTAMP, end TIMESTAMP")
-        bounds = spark.createDataFrame([(low, high)], "start TIMESTAMP, end TIMESTAMP")
+        period, bounds = fold.period(spark, since, until), fold.period(spark, low, high)
         inputs = fold.inputs(reads, self.read_table, low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=False).toArrow()
 
     def read_table(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
-        return lake.read(self.stream.spark, self.stream.tables[declared.name], low=low, high=high)
+        return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
 
     def swap(self, view: View, rows: pa.Table, since: datetime, until: datetime, step: timedelta | None) -> None:
         table = self.stream.tables[view.name]

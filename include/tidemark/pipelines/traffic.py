@@ -131,7 +131,7 @@ def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
     key=("page", "mark"),
     time="mark",
     lookback="1 hour",
-    live=Live(every="2 minutes", back="10 minutes"),
+    live=Live(every="10 minutes", back="10 minutes"),
     checks=[UV_WITHIN_PV],
 )
 def last_hour(views: DataFrame) -> DataFrame:
@@ -150,7 +150,7 @@ def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     key=("mark",),
     time="mark",
     lookback="1 hour",
-    live=Live(every="2 minutes", back="10 minutes"),
+    live=Live(every="10 minutes", back="10 minutes"),
     checks=[UV_WITHIN_PV],
 )
 def site_last_hour(views: DataFrame) -> DataFrame:
