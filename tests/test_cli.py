@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 from rich.console import Console
+from typer.testing import CliRunner, Result
+
 from tidemark import __main__ as cli
 from tidemark import lake, watch
 from tidemark.local import Lease
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
-from typer.testing import CliRunner, Result
 
 HEAVY = ("pyspark", "duckdb", "deltalake", "confluent_kafka", "pyarrow", "pandas", "numpy", "great_expectations")
 NOON = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)

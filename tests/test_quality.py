@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+
 from tidemark import quality
 from tidemark.model import Check, Live, Topic, View, catalog, expect, rollup, view
 from tidemark.quality import Judged, Verdict

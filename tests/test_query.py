@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
+
 from tidemark.model import Catalog, Live, Topic, View, rollup
 from tidemark.query import QueryError, Result, connect, query
 from tidemark.settings import Settings

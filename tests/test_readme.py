@@ -10,13 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from tidemark import __main__ as cli
 from tidemark import fold, lake
 from tidemark.model import catalog
 from tidemark.pipelines import CATALOG
 from tidemark.query import query
 from tidemark.settings import Settings
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -1,0 +1,549 @@
+"""Records are judged, folded and merged as the declarations say: the same for the stream, a night and a replay."""
+
+import json
+import threading
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql import functions as F
+from tidemark import fold, functions
+from tidemark.model import DeclarationError, Topic, catalog, rollup, view
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
+SECOND, MILLI = timedelta(seconds=1), timedelta(milliseconds=1)
+
+WIDE = Topic(
+    "wide",
+    key="id",
+    partitions=1,
+    schema="""
+        id STRING NOT NULL, at TIMESTAMP NOT NULL, page STRING NOT NULL, note STRING, flag BOOLEAN, n INT, big BIGINT,
+        price DECIMAL(10,2), whole DECIMAL(38,0), ratio DOUBLE, born DATE, seen TIMESTAMP""",
+    id="id",
+    event_time="at",
+)
+RECORDS = (
+    "topic STRING, key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+
+
+def event(**changes) -> bytes:
+    """A good event, changed; a field changed to `...` is left out."""
+    whole = {"id": "e", "at": "2026-11-18T12:00:00Z", "page": "/"} | changes
+    return json.dumps({k: v for k, v in whole.items() if v is not ...}, ensure_ascii=False).encode()
+
+
+def raw(field: str) -> bytes:
+    """A good event with one field more, written as it stands."""
+    return event()[:-1] + b", " + field.encode() + b"}"
+
+
+def records(spark, values, partition=0):
+    """Kafka records with offsets from 0 on; each value with noon as Kafka's timestamp, or a pair of value and timestamp."""
+    pairs = [v if isinstance(v, tuple) else (v, NOON) for v in values]
+    rows = [("wide", b"k", v, partition, n, t, [("trace", b"\x01")]) for n, (v, t) in enumerate(pairs)]
+    return spark.createDataFrame(rows, RECORDS)
+
+
+def judged(spark, topic, values) -> list[dict]:
+    return sorted(fold.judged(topic, records(spark, values)).toArrow().to_pylist(), key=lambda r: r["kafka"]["offset"])
+
+
+def reasons(spark, topic, values) -> list[str | None]:
+    return [r["reject"] for r in judged(spark, topic, values)]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+ISO = "TIMESTAMP (ISO 8601 with a zone, or epoch milliseconds)"
+TOO_NEW = "event time is more than 5 minutes after Kafka's timestamp"
+TOO_OLD = "event time is before the year 2000"
+NOON_MS = int(NOON.timestamp() * 1000)
+
+BAD = {
+    "null value": (None, "no value"),
+    "empty value": (b"", "empty value"),
+    "blanks": (b"  \n", "not JSON"),
+    "not JSON": (b"hello", "not JSON"),
+    "cut off": (event()[:-1], "not JSON"),
+    "trailing garbage": (event() + b" garbage", "not JSON"),
+    "trailing bracket": (event() + b"]", "not JSON"),
+    "two objects": (event() + b"," + event(), "not JSON"),
+    "two lines": (event() + b"\n" + event(), "not JSON"),
+    "duplicate key": (raw('"id": "other"'), "not JSON"),
+    "duplicate key that is not declared": (raw('"x": 1, "x": 2'), "not JSON"),
+    "single quotes": (b"{'id': 'e'}", "not JSON"),
+    "comment": (event() + b" // yes", "not JSON"),
+    "array": (b"[" + event() + b"]", "not a JSON object"),
+    "string": (b'"e"', "not a JSON object"),
+    "number": (b"17", "not a JSON object"),
+    "JSON's null": (b"null", "not a JSON object"),
+    "Python's NaN": (raw('"ratio": NaN'), "not JSON"),
+    "Infinity": (raw('"ratio": -Infinity'), "not JSON"),
+    "not UTF-8": (event(page="X").replace(b"X", b"\xff\xfe"), "not UTF-8"),
+    "Latin-1": (event(page="caf\u00e9").decode().encode("latin-1"), "not UTF-8"),
+    "byte order mark": (b"\xef\xbb\xbf" + event(), "not JSON"),
+    "UTF-16": (event().decode().encode("utf-16-le"), "not JSON"),
+    "100,000 brackets": (b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON"),
+    "100,000 brackets never closed": (b"[" * 100_000, "not JSON"),
+    "100,000 objects in one another": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "not JSON"),
+    "number of 100,000 digits": (raw(f'"n": {"9" * 100_000}'), "not JSON"),
+    "10 MB": (event(page="x" * 10_000_000), "larger than 1048576 bytes"),
+    "one byte too large": (event(page="x" * (1024 * 1024 - len(event()) + 2)), "larger than 1048576 bytes"),
+    "missing": (event(page=...), "page: missing"),
+    "another case": (event(page=..., Page="/"), "page: missing"),
+    "null": (event(page=None), "page: null"),
+    "missing event time": (event(at=...), "at: missing"),
+    "number for text": (event(page=1), "page: wanted STRING, found BIGINT"),
+    "boolean for text": (event(page=True), "page: wanted STRING, found BOOLEAN"),
+    "object for text": (event(page={"path": "/"}), "page: wanted STRING, found OBJECT"),
+    "array for text": (event(page=["/"]), "page: wanted STRING, found ARRAY"),
+    "object for a text that may be null": (event(note={}), "note: wanted STRING, found OBJECT"),
+    "text for boolean": (event(flag="true"), "flag: wanted BOOLEAN, found STRING"),
+    "number for boolean": (event(flag=1), "flag: wanted BOOLEAN, found BIGINT"),
+    "text for INT": (event(n="1"), "n: wanted INT, found STRING"),
+    "fraction for INT": (event(n=1.5), "n: wanted INT, found DECIMAL"),
+    "INT 2^31": (event(n=2**31), "n: wanted INT, found BIGINT"),
+    "INT -2^31 - 1": (event(n=-(2**31) - 1), "n: wanted INT, found BIGINT"),
+    "BIGINT 2^63": (event(big=2**63), "big: wanted BIGINT, found DECIMAL"),
+    "BIGINT 1e3": (raw('"big": 1e3'), "big: wanted BIGINT, found DOUBLE"),
+    "price of three decimals": (event(price=1.005), "price: wanted DECIMAL(10,2), found DECIMAL"),
+    "price of twenty decimals": (raw('"price": 1.00000000000000000001'), "price: wanted DECIMAL(10,2), found DECIMAL"),
+    "price too large": (event(price=123456789), "price: wanted DECIMAL(10,2), found BIGINT"),
+    "price as a text": (event(price="1.00"), "price: wanted DECIMAL(10,2), found STRING"),
+    "DECIMAL of 39 digits": (raw('"whole": ' + "9" * 39), "whole: wanted DECIMAL(38,0), found DOUBLE"),
+    "DOUBLE 1e400": (raw('"ratio": 1e400'), "ratio: wanted DOUBLE, found DOUBLE"),
+    "DOUBLE as a text": (event(ratio="NaN"), "ratio: wanted DOUBLE, found STRING"),
+    "February 30 as a date": (event(born="2026-02-30"), "born: wanted DATE, found STRING"),
+    "date with a time": (event(born="2026-02-28T00:00:00Z"), "born: wanted DATE, found STRING"),
+    "date of the year 0": (event(born="0000-01-01"), "born: wanted DATE, found STRING"),
+    "date as a number": (event(born=20260228), "born: wanted DATE, found BIGINT"),
+    "year 0": (event(seen="0000-12-31T23:59:59Z"), f"seen: wanted {ISO}, found STRING"),
+    "year 0 by its zone": (event(seen="0001-01-01T00:00:00+14:00"), f"seen: wanted {ISO}, found STRING"),
+    "year 10000 by its zone": (event(seen="9999-12-31T23:59:59-14:00"), f"seen: wanted {ISO}, found STRING"),
+    "milliseconds of the year 0": (event(seen=-62_135_596_800_001), f"seen: wanted {ISO}, found BIGINT"),
+    "milliseconds of the year 10000": (event(seen=253_402_300_800_000), f"seen: wanted {ISO}, found BIGINT"),
+    "milliseconds past BIGINT": (event(seen=2**70), f"seen: wanted {ISO}, found DECIMAL"),
+    "event time 1970": (event(at="1970-01-01T00:00:00Z"), TOO_OLD),
+    "event time 0": (event(at=0), TOO_OLD),
+    "a millisecond before 2000": (event(at="1999-12-31T23:59:59.999Z"), TOO_OLD),
+    "epoch seconds": (event(at=NOON_MS // 1000), TOO_OLD),
+    "epoch microseconds": (event(at=NOON_MS * 1000), f"at: wanted {ISO}, found BIGINT"),
+    "epoch seconds with a fraction": (event(at=NOON_MS / 1000 + 0.5), f"at: wanted {ISO}, found DECIMAL"),
+    "event time 9999": (event(at="9999-12-31T23:59:59Z"), TOO_NEW),
+    "event time next year": (event(at="2027-11-18T12:00:00Z"), TOO_NEW),
+    "five minutes and a millisecond ahead": (event(at="2026-11-18T12:05:00.001Z"), TOO_NEW),
+    "no zone": (event(at="2026-11-18T12:00:00"), f"at: wanted {ISO}, found STRING"),
+    "named zone": (event(at="2026-11-18T12:00:00 Europe/Berlin"), f"at: wanted {ISO}, found STRING"),
+    "date only": (event(at="2026-11-18"), f"at: wanted {ISO}, found STRING"),
+    "nanoseconds": (event(at="2026-11-18T12:00:00.123456789Z"), f"at: wanted {ISO}, found STRING"),
+    "February 30": (event(at="2026-02-30T12:00:00Z"), f"at: wanted {ISO}, found STRING"),
+    "leap second": (event(at="2016-12-31T23:59:60Z"), f"at: wanted {ISO}, found STRING"),
+    "24 o'clock": (event(at="2026-11-17T24:00:00Z"), f"at: wanted {ISO}, found STRING"),
+    "zone of 25 hours": (event(at="2026-11-18T12:00:00+25:00"), f"at: wanted {ISO}, found STRING"),
+    "five digits of year": (event(at="12026-11-18T12:00:00Z"), f"at: wanted {ISO}, found STRING"),
+    "epoch milliseconds as a text": (event(at=str(NOON_MS)), f"at: wanted {ISO}, found STRING"),
+    "true for a time": (event(at=True), f"at: wanted {ISO}, found BOOLEAN"),
+}
+
+GOOD = {
+    "text": (event(page="/a b\u00e9\U0001f600\x00"), {"page": "/a b\u00e9\U0001f600\x00"}),
+    "empty text": (event(page=""), {"page": ""}),
+    "blanks around": (b" \n" + event() + b"\r\n\t", {"id": "e"}),
+    "fields that are not declared": (event(more={"a": [1, {"b": None}]}, day="x", kafka=1), {"id": "e"}),
+    "as large as may be": (event(page="x" * (1024 * 1024 - len(event()) + 1)), {"id": "e"}),
+    "all that may be missing": (event(), dict.fromkeys(["note", "flag", "n", "big", "price", "ratio", "born", "seen"])),
+    "null where it may be": (event(note=None, n=None, born=None, seen=None), {"note": None, "n": None, "seen": None}),
+    "boolean": (event(flag=False), {"flag": False}),
+    "INT 2^31 - 1": (event(n=2**31 - 1), {"n": 2**31 - 1}),
+    "INT -2^31": (event(n=-(2**31)), {"n": -(2**31)}),
+    "BIGINT 2^63 - 1": (event(big=2**63 - 1), {"big": 2**63 - 1}),
+    "BIGINT -2^63": (event(big=-(2**63)), {"big": -(2**63)}),
+    "price": (event(price=12345678.25), {"price": Decimal("12345678.25")}),
+    "price that a DOUBLE cannot hold": (raw('"price": 0.10'), {"price": Decimal("0.10")}),
+    "price with zeros behind": (raw('"price": -5.5000000000000000000000'), {"price": Decimal("-5.50")}),
+    "whole price": (event(price=7), {"price": Decimal("7.00")}),
+    "38 digits": (raw('"whole": -' + "9" * 38), {"whole": Decimal("-" + "9" * 38)}),
+    "26 digits": (raw('"whole": 12345678901234567890123456'), {"whole": Decimal(12345678901234567890123456)}),
+    "double": (event(ratio=0.1), {"ratio": 0.1}),
+    "double of a whole number": (event(ratio=3), {"ratio": 3.0}),
+    "double with an exponent": (raw('"ratio": -1.5E-300'), {"ratio": -1.5e-300}),
+    "double 1e308": (raw('"ratio": 1e308'), {"ratio": 1e308}),
+    "February 29": (event(born="2024-02-29"), {"born": date(2024, 2, 29)}),
+    "first date": (event(born="0001-01-01"), {"born": date(1, 1, 1)}),
+    "Z": (event(at="2026-11-18T11:59:59.123456Z"), {"at": NOON - SECOND + timedelta(microseconds=123456)}),
+    "zone": (event(at="2026-11-18T17:29:59+05:30"), {"at": NOON - SECOND}),
+    "zone without a colon": (event(at="2026-11-18T06:59:59-0500"), {"at": NOON - SECOND}),
+    "blank for T": (event(at="2026-11-18 12:00:00Z"), {"at": NOON}),
+    "no seconds": (event(at="2026-11-18T12:00Z"), {"at": NOON}),
+    "no seconds, zone": (event(at="2026-11-18T13:00+01:00"), {"at": NOON}),
+    "epoch milliseconds": (event(at=NOON_MS - 1), {"at": NOON - MILLI}),
+    "five minutes ahead": (event(at="2026-11-18T12:05:00Z"), {"at": NOON + timedelta(minutes=5)}),
+    "the year 2000": (event(at="2000-01-01T00:00:00Z"), {"at": datetime(2000, 1, 1, tzinfo=UTC)}),
+    "the last microsecond": (
+        event(seen="9999-12-31T23:59:59.999999Z"),
+        {"seen": datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)},
+    ),
+    "the first instant": (event(seen="0001-01-01T00:00:00Z"), {"seen": datetime(1, 1, 1, tzinfo=UTC)}),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(spark) -> dict[str, dict]:
+    """Every case of both tables, judged in one Spark job."""
+    cases = {f"bad {n}": v for n, (v, _) in BAD.items()} | {f"good {n}": v for n, (v, _) in GOOD.items()}
+    return dict(zip(cases, judged(spark, WIDE, cases.values()), strict=True))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_record_is_kept_with_its_bytes_and_its_reason(verdicts, case):
+    value, reason = BAD[case]
+    row = verdicts[f"bad {case}"]
+    assert row["reject"] == reason
+    assert row["kafka"]["value"] == value
+    assert (row["kafka"]["key"], row["kafka"]["headers"]) == (b"k", [{"key": "trace", "value": b"\x01"}])
+    assert {c.name: row[c.name] for c in WIDE.columns} == dict.fromkeys(c.name for c in WIDE.columns)
+    assert (row["event_time"], row["day"]) == (None, NOON.date())
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_good_record_is_read_exactly(verdicts, case):
+    value, wanted = GOOD[case]
+    row = verdicts[f"good {case}"]
+    assert row["reject"] is None
+    assert {name: row[name] for name in wanted} == wanted
+    assert (row["kafka"]["value"], row["event_time"]) == (value, row["at"])
+
+
+def test_every_record_is_one_row_of_the_log_with_kafkas_own_place(verdicts):
+    assert [(r["kafka"]["partition"], r["kafka"]["offset"]) for r in verdicts.values()] == [(0, n) for n in range(len(verdicts))]
+    assert {r["kafka"]["timestamp"] for r in verdicts.values()} == {NOON}
+
+
+def test_log_rows_have_the_columns_of_the_logs_table(spark):
+    rows = fold.judged(WIDE, records(spark, [event()])).drop("event_time")
+    assert fold.schema_of(rows) == fold.schema_of(spark.createDataFrame([], fold.log_schema(WIDE)))
+
+
+def test_columns_called_like_kafkas_own_are_the_events(spark):
+    names = "key STRING, value STRING, partition INT, offset BIGINT, timestamp TIMESTAMP NOT NULL, headers STRING, topic STRING"
+    said = {"key": "a", "value": "b", "partition": 7, "offset": 8, "timestamp": NOON_MS, "headers": "c", "topic": "d"}
+    (row,) = judged(spark, Topic("t", key="key", partitions=1, schema=names, event_time="timestamp"), [json.dumps(said).encode()])
+    assert row["reject"] is None
+    assert {n: row[n] for n in said} == said | {"timestamp": NOON}
+    assert (row["kafka"]["partition"], row["kafka"]["offset"]) == (0, 0)
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def test_accept_late_counts_back_from_kafkas_timestamp(spark):
+    #      11:00 ---------------- 12:00
+    #        [  accepted            ]     accept_late = 1 hour
+    #      I                               a millisecond too late
+    topic = Topic("t", key="at", partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at", accept_late="1 hour")
+    late = "event time is more than 1 hour before Kafka's timestamp"
+    values = [event(at=NOON_MS - 3_600_000), event(at=NOON_MS - 3_600_001)]
+    assert reasons(spark, topic, values) == [None, late]
+
+
+def test_time_is_judged_by_kafkas_timestamp_and_never_by_the_clock(spark):
+    in_2050, in_2001 = datetime(2050, 1, 1, tzinfo=UTC), datetime(2001, 1, 1, tzinfo=UTC)
+    values = [
+        (event(at="2050-01-01T00:05:00Z"), in_2050),
+        (event(at="2050-01-01T00:05:00.001Z"), in_2050),
+        (event(at="2001-01-01T00:05:00Z"), in_2001),
+        (event(at="2001-01-01T00:05:00.001Z"), in_2001),
+    ]
+    assert reasons(spark, WIDE, values) == [None, TOO_NEW, None, TOO_NEW]
+    assert judged(spark, WIDE, values) == judged(spark, WIDE, values)
+
+
+def test_an_event_belongs_to_its_own_day_and_a_reject_to_kafkas(spark):
+    #   17th ----------)[---------- 18th
+    #         I event    K kafka
+    midnight = datetime(2026, 11, 18, tzinfo=UTC)
+    values = [
+        (event(at="2026-11-17T23:59:59.999Z"), midnight),
+        (event(at="2026-11-17T23:59:59.999Z", page=7), midnight),
+        (event(at="2026-11-18T00:00:00Z"), midnight - MILLI),
+        (b"hello", midnight - MILLI),
+    ]
+    days = [r["day"].day for r in judged(spark, WIDE, values)]
+    assert days == [17, 18, 18, 17]
+
+
+@pytest.fixture
+def berlin(spark):
+    spark.conf.set("spark.tidemark.zone", "Europe/Berlin")
+    yield spark
+    spark.conf.set("spark.tidemark.zone", "UTC")
+
+
+BERLIN = {
+    "2026-10-24T21:59:59.999Z": date(2026, 10, 24),
+    "2026-10-24T22:00:00Z": date(2026, 10, 25),  # 00:00 in summer time: a day of 25 hours begins
+    "2026-10-25T22:59:59.999Z": date(2026, 10, 25),
+    "2026-10-25T23:00:00Z": date(2026, 10, 26),  # 00:00 in winter time
+    "2026-03-28T22:59:59.999Z": date(2026, 3, 28),
+    "2026-03-28T23:00:00Z": date(2026, 3, 29),  # a day of 23 hours begins
+    "2026-03-29T21:59:59.999Z": date(2026, 3, 29),
+    "2026-03-29T22:00:00Z": date(2026, 3, 30),
+}
+
+
+def test_a_business_day_in_berlin_has_23_or_25_hours_when_the_clocks_change(berlin):
+    assert {r["id"]: r["day"] for r in judged(berlin, WIDE, [event(at=at, id=at) for at in BERLIN])} == BERLIN
+
+
+def test_a_thread_of_its_own_knows_the_zone(berlin):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(functions.zone()))
+    thread.start()
+    thread.join()
+    assert found == ["Europe/Berlin"]
+
+
+def test_a_pane_begins_at_whole_lengths_since_1970(spark):
+    #   [00 ----- 05)[05 ----- 10)
+    #   I       I    I
+    ends = spark.createDataFrame([(NOON,), (NOON + 5 * SECOND - MILLI,), (NOON + 5 * SECOND,)], "at TIMESTAMP")
+    panes = ends.select("at", functions.pane("at", "5 seconds").alias("pane")).orderBy("at").toArrow()["pane"].to_pylist()
+    assert panes == [NOON, NOON, NOON + 5 * SECOND]
+
+
+# --------------------------------------------------------------------------------------------------------------- once
+
+
+def test_the_lowest_kafka_timestamp_then_partition_then_offset_wins(spark):
+    topic = Topic(
+        "t", key="id", partitions=2, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL, n INT", id="id", event_time="at"
+    )
+    rows = [
+        # id, n, kafka timestamp, partition, offset
+        ("by timestamp", 1, NOON, 0, 0),
+        ("by timestamp", 2, NOON - MILLI, 1, 9),
+        ("by partition", 1, NOON, 1, 0),
+        ("by partition", 2, NOON, 0, 9),
+        ("by offset", 1, NOON, 0, 9),
+        ("by offset", 2, NOON, 0, 8),
+        ("single", 2, NOON, 0, 1),
+        ("null wins too", 1, NOON, 0, 1),
+        ("null wins too", None, NOON, 0, 0),
+    ]
+    events = spark.createDataFrame(
+        [(i, NOON, n, (p, o, t)) for i, n, t, p, o in rows],
+        "id STRING, at TIMESTAMP, n INT, kafka STRUCT<partition INT, offset BIGINT, timestamp TIMESTAMP>",
+    )
+    found = fold.once(topic, events)
+    assert found.columns == ["id", "at", "n"]
+    assert {r["id"]: r["n"] for r in found.collect()} == {
+        "by timestamp": 2,
+        "by partition": 2,
+        "by offset": 2,
+        "single": 2,
+        "null wins too": None,
+    }
+
+
+def test_a_topic_without_id_keeps_every_event(spark):
+    topic = Topic("t", key="n", partitions=1, schema="n INT, at TIMESTAMP NOT NULL", event_time="at")
+    events = spark.createDataFrame([(1, NOON), (1, NOON)], "n INT, at TIMESTAMP")
+    assert fold.once(topic, events).count() == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- merge
+
+
+@rollup(
+    reads={"views": WIDE},
+    key=("page", "pane"),
+    time="pane",
+    merge={
+        "first": "min",
+        "last": "max",
+        "stage": "latest(by=seq)",
+        "seq": "latest(by=seq)",
+        "note": "latest(by=seq)",
+        "visitors": "distinct",
+    },
+)
+def everything(views):
+    """Every merge at once."""
+    return views.groupBy("page", functions.pane("at", "5 seconds").alias("pane")).agg(
+        F.min("n").alias("first"),
+        F.max("n").alias("last"),
+        F.max_by("note", "big").alias("stage"),
+        F.max("big").alias("seq"),
+        F.max("note").alias("note"),
+        functions.distinct("id").alias("visitors"),
+    )
+
+
+ROWS = [
+    # page, first, last, stage, seq, note, visitors
+    ("/a", 3, 3, "old", 1, "z", ["v1", ""]),
+    ("/a", 1, None, "new", 2, "a", ["v1"]),
+    ("/a", None, 9, "late, but older", 0, "y", ["v2", ""]),
+    ("/tie", 1, 1, "a", 5, "n", ["v1"]),
+    ("/tie", 1, 1, "b", 5, "m", ["v2"]),  # the same order: the greatest of all columns, by name, note first
+    ("/null", None, None, None, None, "x", []),
+    ("/null", None, None, "known", 0, None, ["v1"]),
+    ("/nothing", None, None, None, None, None, []),
+]
+MERGED = {
+    "/a": (1, 9, "new", 2, "a", 3),
+    "/tie": (1, 1, "a", 5, "n", 2),
+    "/null": (None, None, "known", 0, None, 1),
+    "/nothing": (None, None, None, None, None, 0),
+}
+
+
+@pytest.mark.parametrize("order", [ROWS, ROWS[::-1], [*ROWS, *ROWS[::2]], sorted(ROWS, key=str)])
+def test_merge_of_rows_in_any_order_and_some_twice(spark, order):
+    kinds = "page STRING, first INT, last INT, stage STRING, seq BIGINT, note STRING, seen ARRAY<STRING>, n INT"
+    rows = spark.createDataFrame([(*row, n) for n, row in enumerate(order)], kinds).withColumn("visitor", F.explode_outer("seen"))
+    rows = rows.groupBy(*[c for c in rows.columns if c not in ("seen", "visitor")]).agg(
+        functions.distinct("visitor").alias("visitors")
+    )
+    merged = fold.merge(everything, rows.withColumn("pane", F.lit(NOON)).repartition(2))
+    assert merged.columns == ["page", "pane", "first", "last", "stage", "seq", "note", "visitors"]
+    found = merged.withColumn("visitors", functions.how_many("visitors")).drop("pane")
+    assert {r[0]: tuple(r)[1:] for r in found.collect()} == MERGED
+
+
+def test_a_set_has_the_same_bytes_in_any_order_and_counts_empty_texts_but_not_nulls(spark):
+    values = [("a",), ("b",), ("",), (None,), ("a",)]
+    sets = [
+        spark.createDataFrame(v, "v STRING").coalesce(1).agg(functions.distinct("v").alias("s")) for v in (values, values[::-1])
+    ]
+    (one, n), (other, _) = (s.select("s", functions.how_many("s")).first() for s in sets)
+    assert (bytes(one), n) == (bytes(other), 3)
+
+
+# --------------------------------------------------------------------------------------------------- shapes and periods
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        (["page", "pane"], "rollup some_panes: its function gives other columns than its key and merge name: it lacks views"),
+        (["page", "pane", "views", "extra"], "it adds extra"),
+        (["page", "pane", "clicks"], "it lacks views; it adds clicks"),
+    ],
+)
+def test_a_rollup_that_gives_other_columns_is_refused_by_name(spark, columns, sentence):
+    def some_panes(events):
+        return events.select(*(F.lit(1).alias(c) for c in columns))
+
+    declared = rollup(reads={"events": WIDE}, key=("page", "pane"), time="pane", merge={"views": "max"})(some_panes)
+    with pytest.raises(DeclarationError, match=sentence):
+        fold.roll(declared, {"events": fold.empty(spark, WIDE)})
+
+
+START, END = datetime(2026, 11, 17, tzinfo=UTC), datetime(2026, 11, 18, tzinfo=UTC)
+
+
+def test_a_period_has_its_start_and_not_its_end(spark):
+    #      [17th ------------------ 18th)
+    #     I I                     I  I
+    times = [START - MILLI, START, END - MILLI, END]
+    frame = spark.createDataFrame([(t,) for t in times], "hour TIMESTAMP")
+    period = spark.createDataFrame([(START, END)], "start TIMESTAMP, end TIMESTAMP")
+    assert sorted(fold.within(frame, "hour", period).toArrow()["hour"].to_pylist()) == [START, END - MILLI]
+
+
+def test_a_date_is_in_the_period_when_that_business_day_is(berlin):
+    #   24th ---)[25th, 25 hours ------)[26th
+    period = berlin.createDataFrame(
+        [(datetime(2026, 10, 24, 22, tzinfo=UTC), datetime(2026, 10, 25, 23, tzinfo=UTC))], "start TIMESTAMP, end TIMESTAMP"
+    )
+    frame = berlin.createDataFrame([(date(2026, 10, d),) for d in (24, 25, 26)], "day DATE")
+    assert [r["day"].day for r in fold.within(frame, "day", period).collect()] == [25]
+
+
+def answered(spark, function, key=("page", "hour"), time="hour"):
+    declared = view(reads={"events": WIDE}, key=key, time=time)(function)
+    period = spark.createDataFrame([(START, END)], "start TIMESTAMP, end TIMESTAMP")
+    return fold.answer(declared, declared.function, {"events": fold.empty(spark, WIDE)}, period, settled=True)
+
+
+def test_an_answer_has_its_columns_then_settled_then_day(spark):
+    def hours(events, period):
+        return period.select(F.lit("/").alias("page"), F.explode(F.array("start", "end")).alias("hour"))
+
+    frame = answered(spark, hours)
+    assert frame.columns == ["page", "hour", "settled", "day"]
+    assert frame.toArrow().to_pylist() == [{"page": "/", "hour": START, "settled": True, "day": START.date()}]
+
+
+def test_a_view_without_its_key_is_refused_by_name(spark):
+    def some_hours(events):
+        return events.select("page", F.col("at").alias("hour_of_day"))
+
+    with pytest.raises(DeclarationError, match="view some_hours: its function gives no column hour; it gives page, hour_of_day"):
+        answered(spark, some_hours)
+
+
+def test_inputs_are_cut_to_the_period_typed_once_and_merged(spark):
+    log = fold.judged(
+        WIDE,
+        records(
+            spark,
+            [
+                event(id="before", at="2026-11-16T23:59:59.999Z"),
+                event(id="in", at="2026-11-17T00:00:00Z", page="/first"),
+                event(id="in", at="2026-11-17T00:00:00Z", page="/again"),
+                event(id="after", at="2026-11-18T00:00:00Z"),
+                event(id="wrong", at="2026-11-17T00:00:00Z", page=1),
+            ],
+        ),
+    )
+    rows = fold.roll(everything, {"views": fold.accepted(WIDE, log)})
+    tables = {"wide": log, "everything": rows.unionByName(rows)}
+    bounds = spark.createDataFrame([(START, END)], "start TIMESTAMP, end TIMESTAMP")
+    found = fold.inputs({"events": WIDE, "panes": everything}, lambda d, low, high: tables[d.name], START, END, bounds)
+    assert [(r["id"], r["page"]) for r in found["events"].collect()] == [("in", "/first")]
+    assert sorted(r["page"] for r in found["panes"].collect()) == ["/again", "/first"]
+    assert found["events"].columns == [c.name for c in WIDE.columns]
+
+
+def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spark):
+    def broken(views):
+        return views.groupBy("no_such_column").count()
+
+    def over_broken(rows):
+        return rows
+
+    def sound(events):
+        return events.select("page", F.col("at").alias("hour"))
+
+    bad = rollup(reads={"views": WIDE}, key=("page", "pane"), time="pane", merge={"n": "max"})(broken)
+    after = view(reads={"rows": bad}, key=("page", "pane"), time="pane")(over_broken)
+    good = view(reads={"events": WIDE}, key=("page", "hour"), time="hour")(sound)
+
+    pipeline = SimpleNamespace(__name__="pipeline", a=WIDE, b=bad, c=after, d=good)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([pipeline]))}
+    assert "no_such_column" in str(found["broken"])
+    assert str(found["over_broken"]) == "over_broken reads broken, which failed"
+    assert found["sound"].fieldNames() == ["page", "hour", "settled", "day"]
+    assert found["wide"].fieldNames()[-3:] == ["kafka", "reject", "day"]
+
+
+def test_spans_of_ledger_rows_are_by_topic_and_partition():
+    rows = [
+        {"topic": "a", "partition": 0, "from_offset": 5, "until_offset": 9},
+        {"topic": "a", "partition": 0, "from_offset": 0, "until_offset": 5},
+        {"topic": "b", "partition": 3, "from_offset": 7, "until_offset": 8},
+    ]
+    assert fold.spans(rows) == {"a": {"0": [0, 9]}, "b": {"3": [7, 8]}}
+
+
+def test_offsets_hold_their_from_and_not_their_until(spark):
+    log = fold.judged(WIDE, records(spark, [event()] * 4).unionByName(records(spark, [event()] * 2, partition=1)))
+    found = fold.within_offsets(log, {"0": [1, 3]})
+    assert sorted((r["kafka"]["partition"], r["kafka"]["offset"]) for r in found.collect()) == [(0, 1), (0, 2)]
+    assert fold.within_offsets(log, {}).count() == 0

@@ -1,0 +1,326 @@
+"""Declarations: each misuse is refused where it is written, by a sentence that names it; the rest stays plain data."""
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from tidemark.model import (
+    Check,
+    Column,
+    DeclarationError,
+    Live,
+    Topic,
+    catalog,
+    columns,
+    comment,
+    duration,
+    expect,
+    rollup,
+    sources,
+    streams_of,
+    view,
+)
+
+SCHEMA = "event_id STRING NOT NULL, page STRING, price DECIMAL(10, 2), at TIMESTAMP NOT NULL"
+
+
+def topic(name: str = "page_views", **changes) -> Topic:
+    return Topic(name, **{"key": "page", "partitions": 6, "schema": SCHEMA, "event_time": "at"} | changes)
+
+
+VIEWS = topic()
+ALARMS = topic("alarms", stream="alarms")
+
+
+def named(name: str, function):
+    function.__name__ = name
+    return function
+
+
+def panes(function=lambda views: views, **changes):
+    wanted = {"reads": {"views": VIEWS}, "key": ("page", "pane"), "time": "pane", "merge": {"views": "distinct"}}
+    return rollup(**wanted | changes)(named(function.__name__.replace("<lambda>", "some_panes"), function))
+
+
+def page_panes(views):
+    """Panes of
+    each page."""
+    return views
+
+
+PANES = panes(page_panes)
+
+
+def hours(function=lambda panes: panes, **changes):
+    wanted = {"reads": {"panes": PANES}, "key": ("page", "hour"), "time": "hour"}
+    return view(**wanted | changes)(named(function.__name__.replace("<lambda>", "some_hours"), function))
+
+
+def pipeline(name: str, *declared) -> SimpleNamespace:
+    return SimpleNamespace(__name__=name, **{f"d{n}": d for n, d in enumerate(declared)})
+
+
+# Each case: what is written, and what the sentence must say of it.
+TOPICS = {
+    "no partition": (lambda: topic(partitions=0), "partitions must be 1 or more, not 0"),
+    "stream with a dash": (lambda: topic(stream="a-b"), "stream a-b is not lower case"),
+    "key not in schema": (lambda: topic(key="user"), "key user is not in the schema (event_id, page, price, at)"),
+    "id not in schema": (lambda: topic(id="uuid"), "id uuid is not in the schema"),
+    "id may be null": (lambda: topic(id="page"), "id page may be null in the schema; write it NOT NULL"),
+    "event time of no column": (lambda: topic(event_time="seen_at"), "event_time seen_at names no column of the schema"),
+    "unknown type": (lambda: topic(schema="page STRING, at LONG"), "column at has type LONG; types are STRING, BOOLEAN, INT"),
+    "sizes of an INT": (lambda: topic(schema="page INT(3,1), at TIMESTAMP"), "column page has type INT(3,1); only DECIMAL"),
+    "too precise": (lambda: topic(schema="page DECIMAL(39,1), at TIMESTAMP"), "column page has type DECIMAL(39,1); only DECIMAL"),
+    "array type": (lambda: topic(schema="page ARRAY<STRING>, at TIMESTAMP"), 'cannot read "page ARRAY<STRING>" in the schema'),
+    "column without type": (lambda: topic(schema="page, at TIMESTAMP"), 'cannot read "page" in the schema; write "name TYPE'),
+    "empty schema": (lambda: topic(schema=""), 'cannot read "" in the schema'),
+    "column with a capital": (lambda: topic(schema="page STRING, At TIMESTAMP"), "column name At is not lower case"),
+    "column twice": (lambda: topic(schema="page STRING, page INT, at TIMESTAMP"), "column page stands twice in the schema"),
+    "retention in months": (lambda: topic(retention="1 month"), '"1 month" is not a length of time'),
+    "segment without unit": (lambda: topic(segment="60"), '"60" is not a length of time'),
+    "accept_late of a half hour": (
+        lambda: topic(accept_late="1.5 hours"),
+        '"1.5 hours" is not a length of time',
+    ),
+    "platform column day": (
+        lambda: topic(schema="page STRING, day DATE, at TIMESTAMP"),
+        "column day is a name that the platform",
+    ),
+    "platform column kafka": (lambda: topic(schema="page STRING, kafka INT, at TIMESTAMP"), "column kafka is a name that the"),
+    "platform column reject": (lambda: topic(schema="page STRING, reject INT, at TIMESTAMP"), "column reject is a name that the"),
+    "platform column settled": (lambda: topic(schema="page STRING, settled INT, at TIMESTAMP"), "column settled is a name that"),
+    "platform column event_time": (lambda: topic(schema="page STRING, event_time TIMESTAMP"), "column event_time is a name that"),
+}
+
+ROLLUPS = {
+    "sum": (lambda: panes(merge={"views": "sum"}), "column views merges by sum; merges are min, max, latest, distinct"),
+    "argument of min": (lambda: panes(merge={"views": "min(by=at)"}), "merges by min(by=at); min takes no argument"),
+    "latest of nothing": (lambda: panes(merge={"views": "latest"}), "merges by latest; write latest(by=column)"),
+    "latest without by": (lambda: panes(merge={"views": "latest(at)"}), "merges by latest(at); write latest(by=column)"),
+    "latest by a column that is not there": (
+        lambda: panes(merge={"views": "latest(by=at)"}),
+        "latest(by=at) orders by at, which must itself merge by latest(by=at)",
+    ),
+    "latest by a column that merges otherwise": (
+        lambda: panes(merge={"views": "latest(by=at)", "at": "max"}),
+        "orders by at, which must itself merge by latest(by=at)",
+    ),
+    "two orders": (
+        lambda: panes(merge={"at": "latest(by=at)", "no": "latest(by=no)"}),
+        "latest names different orders (latest(by=at), latest(by=no)); a row has one",
+    ),
+    "nothing merges": (lambda: panes(merge={}), "merge names no column"),
+    "key column merges": (lambda: panes(merge={"page": "max"}), "column page is in the key and cannot merge"),
+    "platform column merges": (lambda: panes(merge={"reject": "max"}), "column reject is a name that the platform uses"),
+    "platform column in the key": (lambda: panes(key=("kafka", "pane")), "column kafka is a name that the platform uses"),
+    "time is the platform's day": (lambda: panes(key=("page", "day"), time="day"), "column day is a name that the platform uses"),
+    "time not in the key": (lambda: panes(time="hour"), "time hour is not in the key (page, pane)"),
+    "key is a text": (lambda: panes(key="pane"), "key must be a tuple of column names, not 'pane'"),
+    "key is empty": (lambda: panes(key=()), "key must be a tuple of column names, not ()"),
+    "key column twice": (lambda: panes(key=("pane", "pane")), "a column stands twice in the key (pane, pane)"),
+    "parameter not read": (lambda: panes(lambda views, users: views), "parameter users is not in reads (views)"),
+    "reads not taken": (lambda: panes(lambda: None), "reads views, which its function does not take"),
+    "reads nothing": (lambda: panes(lambda: None, reads={}), "reads nothing"),
+    "reads a rollup": (lambda: panes(reads={"views": PANES}), "a rollup reads topics only"),
+    "wants the period": (lambda: panes(lambda views, period: views), "parameter period is not in reads (views)"),
+    "two streams": (
+        lambda: panes(lambda views, alarms: views, reads={"views": VIEWS, "alarms": ALARMS}),
+        "its topics belong to different streams (alarms, main); they must share one",
+    ),
+}
+
+VIEW = {
+    "time not in the key": (lambda: hours(time="mark"), "time mark is not in the key (page, hour)"),
+    "settled in the key": (lambda: hours(key=("settled", "hour")), "column settled is a name that the platform uses"),
+    "day beside another time": (lambda: hours(key=("day", "hour")), "column day is a name that the platform uses"),
+    "parameter not read": (lambda: hours(lambda panes, users: panes), "parameter users is not in reads (panes)"),
+    "reads not taken": (lambda: hours(lambda period: period), "reads panes, which its function does not take"),
+    "reads a name": (
+        lambda: hours(reads={"panes": "page_panes"}),
+        "reads panes from 'page_panes'; a view reads topics, rollups and",
+    ),
+    "lookback in words": (lambda: hours(lookback="an hour"), 'lookback: "an hour" is not a length of time'),
+    "lookahead in years": (lambda: hours(lookahead="1 year"), 'lookahead: "1 year" is not a length of time'),
+}
+
+OTHERS = {
+    "topic's name with a capital": (lambda: topic("PageViews"), "topic PageViews: a topic's name is lower case"),
+    "rollup's name with a capital": (
+        lambda: panes(named("Panes", lambda views: views)),
+        "rollup Panes: a rollup's name is lower case",
+    ),
+    "live every so often": (lambda: Live(every="often", back="1 hour"), 'live: every: "often" is not a length of time'),
+    "live without a pause": (lambda: Live(every="0 seconds", back="1 hour"), 'every must be longer than "0 seconds"'),
+    "live back for ever": (lambda: Live(every="5 seconds", back="ever"), 'live: back: "ever" is not a length of time'),
+    "expectation in snake case": (lambda: expect("expect_column_to_exist"), '"expect_column_to_exist" is not an expectation'),
+    "severity unheard of": (
+        lambda: expect("ExpectColumnToExist", severity="fatal"),
+        'severity is "critical" or "warning", not "fatal"',
+    ),
+}
+
+
+def live_way(function=lambda panes: panes, refresh=None, **changes):
+    wanted = {"every": "5 seconds", "back": "10 minutes", "reads": {"panes": PANES}}
+    named("now", function)
+    return hours(live=refresh).live(**wanted | changes)(function)
+
+
+def second_live_way():
+    declared = hours(live=LIVE)
+    for name in ("first", "second"):
+        declared.live(every="5 seconds", back="10 minutes", reads={"panes": PANES})(named(name, lambda panes: panes))
+
+
+LIVE = Live(every="30 seconds", back="2 hours")
+LIVE_WAYS = {
+    "of a view that is not live": (lambda: live_way(), "now: the view is not live; give it live=Live("),
+    "a second one": (second_live_way, "second: the view has a live way already"),
+    "parameter not read": (lambda: live_way(lambda panes, at: panes, LIVE), "now: parameter at is not in reads (panes)"),
+    "reads a name": (lambda: live_way(refresh=LIVE, reads={"panes": "p"}), "now: reads panes from 'p'"),
+    "step in words": (lambda: live_way(refresh=LIVE, step="tick"), 'now: step: "tick" is not a length of time'),
+    "step of nothing": (lambda: live_way(refresh=LIVE, step="0 seconds"), 'step must be longer than "0 seconds"'),
+}
+
+HOURS = hours(named("hourly", lambda panes: panes))
+OTHERS |= {
+    "a topic and a rollup of one name": (
+        lambda: catalog([pipeline("a", VIEWS), pipeline("b", VIEWS, panes(named("page_views", lambda views: views)))]),
+        "page_views is declared in a and in b; names are unique",
+    ),
+    "two of one name in one file": (lambda: catalog([pipeline("a", VIEWS, topic())]), "page_views is declared in a and in a"),
+    "a topic that no file declares": (
+        lambda: catalog([pipeline("a", PANES)]),
+        "page_panes reads page_views, which no listed pipeline declares; add its file to pipelines/__init__.py",
+    ),
+    "a live way's source that no file declares": (
+        lambda: catalog([pipeline("a", VIEWS, PANES, with_live_way(panes(named("elsewhere", lambda views: views))))]),
+        "reads elsewhere, which no listed pipeline declares",
+    ),
+    "a twin of the declared topic": (lambda: catalog([pipeline("a", topic(partitions=2), PANES)]), "page_panes reads page_views"),
+    "the platform's own table": (
+        lambda: catalog([pipeline("a", topic("ledger"))]),
+        "ledger in a is a name that the platform uses",
+    ),
+}
+
+
+def with_live_way(read):
+    declared = hours(named("hourly", lambda panes: panes), live=LIVE)
+    declared.live(every="5 seconds", back="10 minutes", reads={"panes": read})(lambda panes: panes)
+    return declared
+
+
+@pytest.mark.parametrize(
+    ("owner", "declare", "sentence"),
+    [
+        pytest.param(owner, *case, id=f"{kind}: {name}")
+        for kind, owner, cases in (
+            ("topic", "topic page_views: ", TOPICS),
+            ("rollup", "rollup some_panes: ", ROLLUPS),
+            ("view", "view some_hours: ", VIEW),
+            ("live way", "view some_hours, live way ", LIVE_WAYS),
+            ("other", "", OTHERS),
+        )
+        for name, case in cases.items()
+    ],
+)
+def test_misuse_is_refused_by_a_sentence_that_names_it(owner, declare, sentence):
+    with pytest.raises(DeclarationError) as refused:
+        declare()
+    assert str(refused.value).startswith(owner)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("1 second", timedelta(seconds=1)),
+        ("90 seconds", timedelta(seconds=90)),
+        ("5 minutes", timedelta(minutes=5)),
+        ("2 hours", timedelta(hours=2)),
+        ("7 days", timedelta(days=7)),
+        ("2 weeks", timedelta(days=14)),
+        ("0 seconds", timedelta(0)),
+    ],
+)
+def test_duration_in_words(text, length):
+    assert duration(text) == length
+
+
+def test_schema_as_columns():
+    assert columns("id STRING NOT NULL, price decimal( 10 , 2 ), n INT not  null", "topic t") == (
+        Column("id", "STRING", nullable=False),
+        Column("price", "DECIMAL(10,2)", nullable=True),
+        Column("n", "INT", nullable=False),
+    )
+
+
+def test_declared_functions_stay_callable():
+    assert PANES(views="frame") == "frame"
+    assert hours(lambda panes, period: (panes, period))(panes="frame", period="day") == ("frame", "day")
+    assert live_way(lambda panes: [panes], LIVE)(panes="frame") == ["frame"]
+
+
+def test_declarations_are_frozen():
+    for declared in (VIEWS, PANES, HOURS, LIVE, expect("ExpectColumnToExist", column="page")):
+        field = next(iter(vars(declared)))
+        with pytest.raises(FrozenInstanceError):
+            setattr(declared, field, "other")
+
+
+def test_a_declaration_is_named_and_described_by_its_function():
+    assert (PANES.name, PANES.table, comment(PANES)) == ("page_panes", "rollups/page_panes", "Panes of each page.")
+    assert (VIEWS.table, HOURS.table, comment(HOURS)) == ("log/page_views", "views/hourly", "")
+
+
+def test_a_check_is_called_by_its_description_else_by_expectation_and_column():
+    assert expect("ExpectColumnToExist", column="page", severity="warning").name == "ExpectColumnToExist page"
+    assert expect("ExpectCompoundColumnsToBeUnique", column_list=["a", "b"]).name == "ExpectCompoundColumnsToBeUnique a,b"
+    assert expect("UnexpectedRowsExpectation", description="PV is positive").name == "PV is positive"
+    assert expect("ExpectColumnToExist", column="page") == Check("ExpectColumnToExist", "critical", {"column": "page"})
+
+
+def test_a_view_follows_what_it_reads_however_the_file_is_ordered():
+    days = view(reads={"hours": HOURS}, key=("page", "day"), time="day")(named("daily", lambda hours: hours))
+    weeks = view(reads={"days": days}, key=("page", "week"), time="week")(named("weekly", lambda days: days))
+    found = catalog([pipeline("late", weeks, days), pipeline("early", HOURS, PANES, VIEWS)])
+    assert [d.name for d in found.derived] == ["page_panes", "hourly", "daily", "weekly"]
+    assert found.names == ("page_views", "page_panes", "hourly", "daily", "weekly")
+
+
+def test_a_topic_imported_by_a_second_pipeline_is_one_topic():
+    assert list(catalog([pipeline("owner", VIEWS), pipeline("guest", VIEWS, PANES)]).topics) == ["page_views"]
+
+
+def test_catalog_finds_by_name_and_says_what_there_is():
+    found = catalog([pipeline("traffic", VIEWS, PANES, HOURS)])
+    assert (found["page_views"], found["page_panes"], found["hourly"]) == (VIEWS, PANES, HOURS)
+    with pytest.raises(KeyError, match="there is no topic, rollup or view called hours; there are hourly, page_panes, "):
+        found["hours"]
+
+
+def test_a_stream_has_its_topics_and_their_rollups_only():
+    loud = panes(named("loud", lambda views: views), reads={"views": ALARMS})
+    found = catalog([pipeline("both", VIEWS, ALARMS, PANES, loud, HOURS)])
+    assert found.streams == ("alarms", "main")
+    assert found.stream("alarms").names == ("alarms", "loud")
+    assert found.stream("main").names == ("page_views", "page_panes")
+
+
+def test_what_a_live_way_reads_counts_as_read():
+    loud = panes(named("loud", lambda views: views), reads={"views": ALARMS})
+    declared = with_live_way(loud)
+    assert [s.name for s in sources(declared)] == ["page_panes", "loud"]
+    assert streams_of(declared) == {"main", "alarms"}
+    assert declared.shortcut.step == "5 seconds"
+
+
+def test_importing_the_model_imports_neither_spark_nor_delta_nor_great_expectations():
+    heavy = ["pyspark", "delta", "deltalake", "great_expectations", "pandas", "pyarrow", "duckdb", "confluent_kafka"]
+    said = f"import sys, tidemark.model, tidemark.settings; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.strip() == "[]"
