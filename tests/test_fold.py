@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import functions as F
+
 from tidemark import fold, functions
 from tidemark.model import DeclarationError, Topic, catalog, rollup, view
 

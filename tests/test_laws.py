@@ -18,16 +18,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+
 from tidemark import fold
 from tidemark.model import Rollup, Topic, View, duration
 from tidemark.pipelines import CATALOG
 
 MICRO, MILLI, SECOND, HOUR = timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(seconds=1), timedelta(hours=1)
-RECORDS = (
-    "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+RECORDS = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+    }
 )
-
 # -------------------------------------------------------------------------------------------------- the raw events, drawn
 
 # Two business days; in Berlin the second has 25 hours. Events crowd around the edges of panes, hours and days.
@@ -104,8 +110,11 @@ def worlds(draw) -> World:
 def log_of(spark, topic: Topic, events: list[dict]) -> DataFrame:
     """The log of a topic after its events came over three partitions, some long after their time."""
     read = midnights("UTC")[-1] + timedelta(days=1)
-    rows = [(b"k", json.dumps(e).encode(), n % 3, n, read + n * MILLI, None) for n, e in enumerate(events)]
-    return fold.judged(topic, spark.createDataFrame(rows, RECORDS))
+    rows = [
+        {"value": json.dumps(e).encode(), "partition": n % 3, "offset": n, "timestamp": read + n * MILLI}
+        for n, e in enumerate(events)
+    ]
+    return fold.judged(topic, spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)))
 
 
 class Lake:
@@ -133,7 +142,7 @@ class Lake:
     def answers(self, view, function, reads, start: datetime, end: datetime) -> DataFrame:
         spark = next(iter(self.tables.values())).sparkSession
         low, high = start - duration(view.lookback), end + duration(view.lookahead)
-        period, bounds = (spark.createDataFrame([span], "start TIMESTAMP, end TIMESTAMP") for span in ((start, end), (low, high)))
+        period, bounds = fold.period(spark, start, end), fold.period(spark, low, high)
         inputs = fold.inputs(reads, lambda declared, *_: self.tables[declared.name], low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=True)
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+
 from tidemark.model import (
     Check,
     Column,

@@ -757,8 +757,9 @@ def named_folders(table: Table) -> set[str]:
                 if kind in action:
                     named.add("/".join(unquote(action[kind]["path"]).split("/")[:2]))
     for checkpoint in (table.path / "_delta_log").glob("*.checkpoint*.parquet"):
-        for kind in ("add", "remove"):
-            rows = pq.read_table(checkpoint, columns=[f"{kind}.path"])[kind].to_pylist()
+        # Not `read_table`: it gives the nested column another name.
+        actions = pq.ParquetFile(checkpoint).read(columns=["add.path", "remove.path"])
+        for rows in (actions["add"].to_pylist(), actions["remove"].to_pylist()):
             named |= {"/".join(unquote(r["path"]).split("/")[:2]) for r in rows if r and r["path"]}
     return named
 
@@ -795,13 +796,18 @@ def read(
         str(table.path / f.path)
         for f in (files if files is not None else table.files())
         if (wanted is None or f.day in wanted)
-        and (low is None or f.high is None or comparable(f.high, low) >= low)
+        and (low is None or f.high is None or comparable(f.high, low) >= millisecond(low))
         and (high is None or f.low is None or comparable(f.low, high) < high)
     ]
     if not chosen:
         return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)
     frame = spark.read.schema(inside).option("recursiveFileLookup", "true").parquet(*chosen)
     return frame.withColumn("day", F.to_date(F.regexp_extract(F.col("_metadata.file_path"), r"day=(\d{4}-\d\d-\d\d)/", 1)))
+
+
+def millisecond(at: datetime) -> datetime:
+    """An instant without its microseconds: Spark's statistics cut them off a file's bounds."""
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
 def comparable(bound: Any, like: datetime) -> datetime:

@@ -1,0 +1,728 @@
+"""The lake: batches enter once, publications are seen whole or not at all, and nothing that someone needs is deleted."""
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tidemark import lake
+from tidemark.lake import Batch, LakeError, Pin, Run, Table
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
+DAY, NEXT = NOON.date(), NOON.date() + timedelta(days=1)
+MICRO, MINUTE, HOUR = timedelta(microseconds=1), timedelta(minutes=1), timedelta(hours=1)
+COLUMNS = pa.schema([("page", pa.string()), ("pane", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("day", pa.date32())])
+SCHEMA = StructType().add("page", "string").add("pane", "timestamp").add("n", "long").add("day", "date")
+
+
+def rows(*numbers: int, at: datetime = NOON) -> pa.Table:
+    return pa.Table.from_pylist([{"page": "/", "pane": at, "n": n, "day": at.date()} for n in numbers], COLUMNS)
+
+
+@pytest.fixture
+def table(settings) -> Table:
+    made = Table(settings.lake_path, "rollups/panes", "pane")
+    made.create(SCHEMA, "Panes of each page.")
+    return made
+
+
+def put(table: Table, seq: int, *numbers: int, at: datetime = NOON, stream: str = "main") -> bool:
+    """Append a batch of these rows; its offsets follow from its number."""
+    batch = Batch(stream, seq, seq, {"page_views": {"0": [seq * 10, seq * 10 + 10]}})
+    return lake.append(table, batch, lake.write_arrow(table, batch.folder, rows(*numbers, at=at)))
+
+
+def numbers(table: Table) -> list[int]:
+    """What a reader sees now: the `n` of every row of the newest version, opened anew."""
+    return sorted(DeltaTable(table.path).to_pyarrow_table(columns=["n"])["n"].to_pylist())
+
+
+def a_run(settings, name: str, seq: int, *days: date, state: str = "staged", taken: datetime | None = None) -> Run:
+    """A run's record, saved, with stream main pinned at batch `seq`."""
+    now = datetime.now(UTC)
+    pin = Pin("main", seq, {"page_views": {"0": seq * 10 + 10}}, (taken or now).isoformat())
+    run = Run(name, state, [str(d) for d in days or (DAY,)], "test", now.isoformat(), "0", {"main": pin})
+    lake.save(settings, run)
+    return run
+
+
+def stage(table: Table, run: Run, staged: pa.Table) -> Run:
+    """What a run stages is a Delta table of its own, whoever writes it."""
+    write_deltalake(lake.staging(table, run.id), staged, partition_by=["day"], mode="append")
+    return run
+
+
+def publish(settings, table: Table, run: Run, whole_days: bool = False) -> int | None:
+    return lake.publish(settings, table, run, ["main"], {"run": run.id}, whole_days)
+
+
+# -------------------------------------------------------------------------------------------------------------- create
+
+
+def test_a_table_is_made_once_and_says_what_it_is(table):
+    table.create(SCHEMA)
+    metadata = DeltaTable(table.path).metadata()
+    assert (metadata.description, metadata.partition_columns) == ("Panes of each page.", ["day"])
+    assert DeltaTable(table.path).version() == 0
+
+
+def test_a_definition_with_other_columns_is_refused_by_what_differs(table):
+    other = StructType([f if f.name != "n" else StructField("n", StringType()) for f in SCHEMA.fields])
+    with pytest.raises(LakeError, match=r"table rollups/panes has columns .*'n'.*long.* where the code declares .*'n'.*string"):
+        table.create(other)
+
+
+def test_a_table_that_is_not_there_is_named(settings):
+    absent = Table(settings.lake_path, "views/hours")
+    assert (absent.exists, absent.appended("main")) == (False, None)
+    with pytest.raises(LakeError, match="there is no table views/hours"):
+        absent.delta()
+
+
+# -------------------------------------------------------------------------------------------------------------- append
+
+
+@pytest.mark.parametrize("seq", [0, 1, 17])
+def test_a_batch_that_comes_twice_enters_once(table, seq):
+    assert put(table, seq, 1, 2) is True
+    assert put(table, seq, 1, 2) is False
+    assert put(Table(table.root, table.name), seq, 1, 2) is False  # a new process, too
+    assert numbers(table) == [1, 2]
+    assert table.appended("main") == seq
+
+
+def test_a_batch_before_the_newest_is_there_already(table):
+    put(table, 4, 1), put(table, 5, 2)
+    assert put(table, 4, 1) is False
+    assert numbers(table) == [1, 2]
+
+
+def test_a_taken_number_with_other_offsets_stops_the_stream(table):
+    put(table, 3, 1)
+    other = Batch("main", 3, 3, {"page_views": {"0": [0, 99]}})
+    with pytest.raises(
+        LakeError, match=r"rollups/panes holds batch 3 of stream main with offsets .*\[30, 40\].* says .*\[0, 99\]"
+    ):
+        lake.append(table, other, lake.write_arrow(table, other.folder, rows(2)))
+    assert numbers(table) == [1]
+
+
+def test_streams_count_apart(table):
+    assert put(table, 0, 1, stream="main")
+    assert put(table, 0, 2, stream="alarms")
+    assert numbers(table) == [1, 2]
+
+
+def test_a_batch_without_rows_takes_its_number(table):
+    put(table, 0, 1)
+    assert put(table, 1)
+    assert (table.appended("main"), numbers(table)) == (1, [1])
+
+
+def test_written_files_are_invisible_until_they_are_committed(table):
+    lake.write_arrow(table, "live/main-0-0-abc", rows(1))
+    assert numbers(table) == []
+
+
+def test_a_batch_of_two_days_has_a_file_in_each(table):
+    both = pa.concat_tables([rows(1), rows(2, at=NOON + 24 * HOUR)])
+    lake.append(table, Batch("main", 0, 0), lake.write_arrow(table, "live/main-0-0-abc", both))
+    assert sorted((f.day, f.rows) for f in table.files()) == [(DAY, 1), (NEXT, 1)]
+    assert numbers(table) == [1, 2]
+
+
+def test_a_row_without_a_day_is_refused(table, spark):
+    nowhere = rows(1).set_column(3, "day", pa.array([None], pa.date32()))
+    with pytest.raises(LakeError, match="rollups/panes: a row has no pane, so it belongs to no day"):
+        lake.write_arrow(table, "live/main-0-0-abc", nowhere)
+    with pytest.raises(LakeError, match="rollups/panes: a row has no pane, so it belongs to no day"):
+        lake.write_spark(table, "live/main-0-0-def", spark.createDataFrame([("/", None, 1, None)], SCHEMA))
+
+
+def test_spark_and_arrow_write_files_that_say_the_same_of_themselves(table, spark):
+    written = rows(1, 2, at=NOON + MICRO)
+    lake.append(table, Batch("main", 0, 0), lake.write_arrow(table, "live/main-0-0-abc", written))
+    lake.append(table, Batch("main", 1, 1), lake.write_spark(table, "live/main-1-1-abc", frame_of(spark, written).coalesce(1)))
+    one, other = table.files()
+    assert (one.day, one.rows, one.low, one.high) == (other.day, other.rows, other.low, other.high)
+    assert numbers(table) == [1, 1, 2, 2]
+
+
+def frame_of(spark, written: pa.Table):
+    return spark.createDataFrame([tuple(r.values()) for r in written.to_pylist()], SCHEMA)
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+def test_the_last_instant_of_the_calendar_has_no_bound_above(table, spark):
+    last = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    put(table, 0, 1, at=last)
+    (file,) = table.files()
+    assert (file.low, file.high) == (last.replace(microsecond=999000), None)
+    assert lake.read(spark, table, low=last).count() == 1
+
+
+def test_files_outside_the_bounds_or_the_days_are_not_opened(table, spark):
+    #   files    0 [12:00]   1 [13:00]   2 [14:00]   3 [next day 12:00]
+    #   asked for      [13:00 ------- 14:00)
+    for seq, at in enumerate((NOON, NOON + HOUR, NOON + 2 * HOUR, NOON + 24 * HOUR)):
+        put(table, seq, seq, at=at)
+
+    def opened(**bounds) -> list[int]:
+        return sorted(int(Path(f).parent.parent.name.split("-")[1]) for f in lake.read(spark, table, **bounds).inputFiles())
+
+    assert opened() == [0, 1, 2, 3]
+    assert opened(low=NOON + HOUR, high=NOON + 2 * HOUR) == [1]
+    assert opened(low=NOON + HOUR + 1000 * MICRO) == [2, 3]
+    assert opened(high=NOON) == []
+    assert opened(days=[NEXT]) == [3]
+    assert opened(days=[DAY], low=NOON + 2 * HOUR) == [2]
+    assert lake.read(spark, table, high=NOON).columns == ["page", "pane", "n", "day"]
+
+
+@pytest.mark.parametrize("micros", [1, 500, 999])
+@pytest.mark.parametrize("write", ["arrow", "spark"])
+def test_an_instant_between_two_milliseconds_is_found(table, spark, micros, write):
+    at = NOON + micros * MICRO
+    if write == "arrow":
+        put(table, 0, 1, at=at)
+    else:
+        adds = lake.write_spark(table, "live/main-0-0-abc", frame_of(spark, rows(1, at=at)))
+        lake.append(table, Batch("main", 0, 0), adds)
+    assert lake.read(spark, table, low=at, high=at + MICRO).count() == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- races
+
+
+def open_table(root: Path | Table) -> Table:
+    """A thread shares the test's table, a process opens its own."""
+    return root if isinstance(root, Table) else Table(root, "rollups/panes", "pane")
+
+
+def append_many(root: Path | Table, stream: str, many: int, first: int) -> int:
+    """Batches 0 to `many`; each is a row, numbered from `first` on. Each is tried twice."""
+    table = open_table(root)
+    return sum(put(table, seq, first + seq, stream=stream) for seq in range(many) for _ in range(2))
+
+
+def publish_often(settings, root: Path | Table, times: int, last: int) -> int:
+    """Publish what stream main has appended, time and again, until its last batch is in; returns how many times."""
+    table, done = open_table(root), 0
+    while done < times or (table.appended("main") or 0) < last:
+        pin = table.appended("main")
+        if pin is None:
+            continue
+        run = stage(table, a_run(settings, f"r{done}", pin), rows(*range(pin + 1)))
+        publish(settings, table, run)
+        done += 1
+    return done
+
+
+@pytest.mark.parametrize("pool", ["threads of one table", "processes"])
+def test_streams_and_publications_that_race_lose_nothing_and_double_nothing(settings, table, pool):
+    threads = pool == "threads of one table"
+    workers = ThreadPoolExecutor(3) if threads else ProcessPoolExecutor(3, multiprocessing.get_context("spawn"))
+    root = table if threads else table.root
+    many = 40
+    with workers:
+        appends = [workers.submit(append_many, root, s, many, first) for s, first in (("main", 0), ("alarms", 1000))]
+        publications = workers.submit(publish_often, settings, root, 8, many - 1)
+        assert [a.result(timeout=120) for a in appends] == [many, many]
+        assert publications.result(timeout=120) >= 8
+    assert numbers(table) == [*range(many), *range(1000, 1000 + many)]
+    assert (table.appended("main"), table.appended("alarms")) == (many - 1, many - 1)
+
+
+def test_what_was_decided_on_a_version_is_decided_again_when_another_commits_first(settings, table):
+    put(table, 0, 1), put(table, 1, 2)
+    another = Table(table.root, table.name)
+    run = stage(table, a_run(settings, "r1", 1), rows(1, 2))
+    merged = lake.write_arrow(table, "live/main-0-1-merged", rows(1, 2))
+    looks = []
+
+    def decide():
+        gone = [lake.remove_action(f) for f in table.files() if f.live]
+        looks.append(len(gone))
+        if len(looks) == 1:
+            publish(settings, another, run)  # removes the same files
+            table.files()  # a second look must not move what the commit rests on
+        return ([*merged, *gone], {}) if gone else None
+
+    assert lake.commit(table, decide) is None
+    assert looks == [2, 0]
+    assert numbers(table) == [1, 2]
+
+
+def test_a_commit_returns_the_version_that_it_made(table):
+    put(table, 0, 1)
+    fresh = lake.write_arrow(table, "live/main-1-1-abc", rows(2))
+    assert lake.commit(table, lambda: (fresh, {"why": "test"})) == 2
+    assert json.loads(DeltaTable(table.path).history(1)[0]["userMetadata"]) == {"why": "test"}
+
+
+@pytest.mark.parametrize("reader", ["delta-rs", "duckdb"])
+def test_a_reader_who_polls_through_publications_sees_whole_states_only(settings, table, reader):
+    # Whatever is appended and published, the rows are 0, 1, 2, … up to some batch: a gap or a repeat is a mixture.
+    states: list[list[int]] = []
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            if reader == "delta-rs":
+                states.append(numbers(table))
+            else:
+                files = [str(table.path / f.path) for f in Table(table.root, table.name).files()]
+                found = duckdb.connect().execute("SELECT n FROM read_parquet(?) ORDER BY n", [files]).fetchall() if files else []
+                states.append([n for (n,) in found])
+
+    with ThreadPoolExecutor(2) as pool:
+        polling = pool.submit(poll)
+        appending = pool.submit(append_many, table.root, "main", 60, 0)
+        try:
+            publish_often(settings, table.root, 15, 59)
+        finally:
+            stop.set()
+        assert appending.result(timeout=60) == 60
+        polling.result(timeout=60)
+    assert [s for s in states if s != list(range(len(s)))] == []
+    assert len({len(s) for s in states}) > 3  # it did see it grow
+    assert [len(s) for s in states] == sorted(len(s) for s in states)
+    assert numbers(table) == list(range(60))
+
+
+# -------------------------------------------------------------------------------------------------------------- publish
+
+
+def test_a_publication_replaces_what_its_run_has_read_and_keeps_what_came_later(settings, table):
+    #   batches   0   1   2 | 3      pin 2
+    for seq in range(4):
+        put(table, seq, seq)
+    put(table, 4, 100, at=NOON + 24 * HOUR)  # another day
+    run = stage(table, a_run(settings, "r1", 2), rows(10, 11))
+    version = publish(settings, table, run)
+    assert (version, DeltaTable(table.path).version()) == (6, 6)
+    assert numbers(table) == [3, 10, 11, 100]
+    assert [f.run for f in table.files() if f.run] == ["r1"]
+
+
+def test_a_publication_replaces_the_one_before(settings, table):
+    put(table, 0, 1)
+    publish(settings, table, stage(table, a_run(settings, "r1", 0), rows(1)))
+    put(table, 1, 2)
+    publish(settings, table, stage(table, a_run(settings, "r2", 1), rows(1, 2)))
+    assert numbers(table) == [1, 2]
+    assert {f.run for f in table.files()} == {"r2"}
+
+
+def test_a_late_batch_for_a_settled_day_counts_beside_it(settings, table):
+    put(table, 0, 1)
+    publish(settings, table, stage(table, a_run(settings, "r1", 0), rows(1)))
+    put(table, 1, 2)
+    assert numbers(table) == [1, 2]
+
+
+def test_a_day_that_turned_out_empty_is_emptied(settings, table):
+    put(table, 0, 1)
+    run = stage(table, a_run(settings, "r1", 0), rows())
+    publish(settings, table, run)
+    assert numbers(table) == []
+
+
+def test_publishing_twice_does_nothing(settings, table):
+    put(table, 0, 1)
+    run = stage(table, a_run(settings, "r1", 0), rows(1))
+    assert publish(settings, table, run) == 2
+    put(table, 1, 2)
+    assert publish(settings, table, run) is None
+    assert publish(settings, Table(table.root, table.name, "pane"), run) is None
+    assert numbers(table) == [1, 2]
+
+
+def test_an_older_run_does_not_replace_a_newer_publication(settings, table):
+    put(table, 0, 1), put(table, 1, 2)
+    older = stage(table, a_run(settings, "older", 0), rows(1))
+    publish(settings, table, stage(table, a_run(settings, "newer", 1), rows(1, 2)))
+    sentence = f"run older has read stream main up to batch 0, but {DAY} of rollups/panes was published by run newer with batch 1"
+    with pytest.raises(LakeError, match=sentence):
+        publish(settings, table, older)
+    assert numbers(table) == [1, 2]
+
+
+def test_a_file_on_both_sides_of_the_pin_is_refused(settings, table):
+    merged = Batch("main", 0, 5)
+    lake.append(table, merged, lake.write_arrow(table, merged.folder, rows(1, 2)))
+    run = stage(table, a_run(settings, "r1", 3), rows(1))
+    with pytest.raises(
+        LakeError, match=r"live/main-0-5-\w+/.* of rollups/panes holds batches on both sides of the pin 3 of run r1"
+    ):
+        publish(settings, table, run)
+    assert numbers(table) == [1, 2]
+
+
+def test_a_staged_file_that_is_gone_is_named_before_anything_is_published(settings, table):
+    put(table, 0, 1)
+    run = stage(table, a_run(settings, "r1", 0), rows(1))
+    (staged,) = lake.staging(table, run.id).glob("day=*/*.parquet")
+    staged.unlink()
+    with pytest.raises(LakeError, match=rf"run r1: staged file {staged} of table rollups/panes is gone; settle the days again"):
+        publish(settings, table, run)
+    assert numbers(table) == [1]
+
+
+def test_a_views_publication_replaces_every_file_of_its_days(settings, table):
+    lake.swap_live(settings, table, NOON, NOON + HOUR, lake.write_arrow(table, "live/20261118T12-all-a", rows(1)), marks=False)
+    write_deltalake(DeltaTable(table.path), rows(2), mode="append")  # someone else's
+    lake.commit(table, lambda: (lake.write_arrow(table, "live/20261119T12-all-a", rows(3, at=NOON + 24 * HOUR)), {}))
+    publish(settings, table, stage(table, a_run(settings, "r1", 0), rows(10)), whole_days=True)
+    assert numbers(table) == [3, 10]
+
+
+def test_a_publication_says_who_and_why_in_the_history(settings, table):
+    put(table, 0, 1)
+    run = stage(table, a_run(settings, "r1", 0), rows(1))
+    lake.publish(settings, table, run, ["main"], {"run": "r1", "reason": "nightly", "pins": {"main": 0}}, whole_days=False)
+    said = json.loads(DeltaTable(table.path).history(1)[0]["userMetadata"])
+    assert said == {"run": "r1", "reason": "nightly", "pins": {"main": 0}}
+
+
+def test_a_run_staged_by_spark_is_invisible_until_published_and_then_the_tables_own(settings, table, spark):
+    put(table, 0, 1)
+    run = a_run(settings, "r1", 0, DAY, NEXT)
+    for part in (rows(10, at=NOON + MICRO), rows(11, at=NOON + 24 * HOUR)):  # a day at a time
+        lake.stage(table, run.id, frame_of(spark, part))
+    assert numbers(table) == [1]
+    assert spark.read.format("delta").load(str(lake.staging(table, run.id))).count() == 2
+    publish(settings, table, run)
+    assert numbers(table) == [10, 11]
+    found = lake.read(spark, table, low=NOON + MICRO, high=NOON + 2 * MICRO)
+    assert [(r["n"], r["day"]) for r in found.collect()] == [(10, DAY)]
+
+
+def test_a_person_s_optimize_before_the_pin_is_replaced_and_after_it_refused(settings, table):
+    for seq in range(3):
+        put(table, seq, seq)
+    before = datetime.now(UTC) - MINUTE
+    DeltaTable(table.path).optimize.compact()
+    early = stage(table, a_run(settings, "early", 2, taken=before), rows(10))
+    late = stage(table, a_run(settings, "late", 2, taken=datetime.now(UTC) + MINUTE), rows(20))
+    with pytest.raises(LakeError, match="was written by someone else after the pin of run early; settle the day again"):
+        publish(settings, table, early)
+    assert numbers(table) == [0, 1, 2]
+    publish(settings, table, late)
+    assert numbers(table) == [20]
+
+
+# ----------------------------------------------------------------------------------------------------------- live views
+
+
+def swap(settings, table: Table, since: datetime, until: datetime, name: str, written: pa.Table) -> None:
+    adds = lake.write_arrow(table, f"live/{name}", written)
+    lake.swap_live(settings, table, since, until, adds, marks="-all-" not in name)
+
+
+def test_marks_replace_the_marks_of_their_span_only(settings, table):
+    #   12:00:00   12:00:05   12:00:10
+    #              [ again  )
+    for n, mark in enumerate(("0000", "0005", "0010")):
+        at = NOON + n * timedelta(seconds=5)
+        swap(settings, table, at, at + timedelta(seconds=5), f"20261118T12-{mark}-a", rows(n))
+    swap(settings, table, NOON + timedelta(seconds=5), NOON + timedelta(seconds=10), "20261118T12-0005-b", rows(100))
+    assert numbers(table) == [0, 2, 100]
+
+
+def test_whole_hours_replace_hours_and_marks_but_for_marks_from_their_end_on(settings, table):
+    swap(settings, table, NOON - HOUR, NOON, "20261118T11-all-a", rows(0))
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-a", rows(1))
+    swap(settings, table, NOON, NOON + MINUTE, "20261118T12-0000-a", rows(2))
+    swap(settings, table, NOON + MINUTE, NOON + 2 * MINUTE, "20261118T12-0100-a", rows(3))
+    swap(settings, table, NOON, NOON + MINUTE, "20261118T12-all-b", rows(10))
+    assert numbers(table) == [0, 3, 10]
+
+
+def test_a_day_that_begins_at_half_past_an_hour_is_replaced_too(settings, table):
+    midnight_in_kolkata = datetime(2026, 11, 17, 18, 30, tzinfo=UTC)
+    for n in (1, 2):
+        swap(settings, table, midnight_in_kolkata, NOON, f"20261117T18-all-{n}", rows(n))
+    assert numbers(table) == [2]
+
+
+def test_a_live_view_never_touches_a_settled_day(settings, table):
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-a", rows(1))
+    publish(settings, table, stage(table, a_run(settings, "r1", 0), rows(10)), whole_days=True)
+    swap(settings, table, NOON, NOON + 25 * HOUR, "20261118T12-all-b", rows(2))
+    assert numbers(table) == [10]
+    swap(settings, table, NOON, NOON + 25 * HOUR, "20261119T12-all-b", rows(3, at=NOON + 24 * HOUR))
+    assert numbers(table) == [3, 10]
+
+
+# -------------------------------------------------------------------------------------------------------------- compact
+
+
+def sums(frame):
+    """A law for these rows: one row for each page and pane, with their greatest number."""
+    return frame.groupBy("page", "pane").agg(F.max("n").alias("n"))
+
+
+def test_small_files_become_one_and_a_reader_sees_the_same_rows(settings, table, spark):
+    for seq in range(lake.WORTH_MERGING):
+        put(table, seq, seq)
+    fewer = lake.compact(spark, settings, table, None, {"main": lake.WORTH_MERGING - 1})
+    assert (fewer, len(table.files())) == (lake.WORTH_MERGING - 1, 1)
+    assert table.files()[0].path.startswith(f"live/main-0-{lake.WORTH_MERGING - 1}-")
+    assert numbers(table) == list(range(lake.WORTH_MERGING))
+    assert put(table, lake.WORTH_MERGING - 1, 99) is False  # the batches stay known
+
+
+def test_rows_that_merge_are_merged(settings, table, spark):
+    for seq in range(lake.WORTH_MERGING):
+        put(table, seq, seq)
+    lake.compact(spark, settings, table, sums, {"main": lake.WORTH_MERGING - 1})
+    assert numbers(table) == [lake.WORTH_MERGING - 1]
+    assert lake.read(spark, table, low=NOON, high=NOON + MICRO, days=[DAY]).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "spans"),
+    [
+        ("staged", [(0, 12), (13, 25)]),
+        ("running", [(0, 12), (13, 25)]),
+        ("published", [(0, 25)]),
+        ("failed", [(0, 25)]),
+    ],
+)
+def test_files_never_merge_across_the_pin_of_an_undecided_run(settings, table, spark, state, spans):
+    #   batches   0 … 12 | 13 … 25      pin 12
+    for seq in range(26):
+        put(table, seq, seq)
+    run = stage(table, a_run(settings, "r1", 12, state=state), rows(100))
+    lake.compact(spark, settings, table, None, {"main": 25})
+    assert sorted((int(f.live["lo"]), int(f.live["hi"])) for f in table.files()) == spans
+    assert numbers(table) == list(range(26))
+    if len(spans) == 2:
+        publish(settings, table, run)
+        assert numbers(table) == [*range(13, 26), 100]
+
+
+def test_batches_that_the_checkpoint_has_not_committed_and_other_days_stay_apart(settings, table, spark):
+    for seq in range(24):
+        put(table, seq, seq, at=NOON + seq % 2 * 24 * HOUR)
+    put(table, 24, 24), put(table, 25, 25)
+    fewer = lake.compact(spark, settings, table, None, {"main": 24})
+    files = sorted((f.day, int(f.live["lo"]), int(f.live["hi"])) for f in table.files())
+    assert (fewer, files) == (23, [(DAY, 0, 24), (DAY, 25, 25), (NEXT, 1, 23)])
+    assert numbers(table) == list(range(26))
+
+
+def test_too_few_small_files_are_left_alone(settings, table, spark):
+    for seq in range(lake.WORTH_MERGING - 1):
+        put(table, seq, seq)
+    assert lake.compact(spark, settings, table, None, {"main": 99}) == 0
+    assert DeltaTable(table.path).version() == lake.WORTH_MERGING - 1
+
+
+def test_a_large_file_is_not_rewritten_for_a_few_small_ones():
+    def file(size: int) -> lake.File:
+        return lake.File(f"live/main-{size}-{size}-a/day=2026-11-18/p", size, 1, DAY, 0)
+
+    small = [file(100 + n) for n in range(lake.WORTH_MERGING)]
+    assert lake.alike([file(1_000_000), *small]) == small
+    assert lake.alike([file(1_000), *small]) == [*small, file(1_000)]
+    assert lake.alike([file(lake.LARGEST_MERGED)]) == []
+
+
+def test_a_merge_of_files_that_a_publication_took_does_nothing(settings, table):
+    put(table, 0, 1), put(table, 1, 2)
+    chosen = table.files()
+    publish(settings, table, stage(table, a_run(settings, "r1", 1), rows(10)))
+    merged = lake.write_arrow(table, "live/main-0-1-merged", rows(1, 2))
+    assert lake.swap(table, chosen, merged, {}) == 0
+    assert numbers(table) == [10]
+
+
+# ---------------------------------------------------------------------------------------------------------------- sweep
+
+TOMORROW = timedelta(days=1, minutes=1)
+
+
+def folders(table: Table) -> set[str]:
+    return {f"{f.parent.name}/{f.name.split('-')[0]}" for f in (*table.path.glob("live/*"), *table.path.glob("runs/*"))}
+
+
+@pytest.fixture
+def littered(settings, table) -> Table:
+    """A table with folders of every kind; each is named by what becomes of it."""
+    lake.append(table, Batch("main", 0, 0), lake.write_arrow(table, "live/replaced-0-0-a", rows(1)))
+    lake.commit(table, lambda: ([lake.remove_action(f) for f in table.files()], {}))
+    lake.append(table, Batch("main", 1, 1), lake.write_arrow(table, "live/used-1-1-a", rows(2)))
+    lake.write_arrow(table, "live/orphan-2-2-a", rows(3))
+    stage(table, a_run(settings, "staged", 1), rows(4))
+    stage(table, a_run(settings, "failed", 1, state="failed"), rows(5))
+    run = stage(table, a_run(settings, "published", 1, NEXT, state="published"), rows(6, at=NOON + 24 * HOUR))
+    publish(settings, table, run)
+    return table
+
+
+def test_what_neither_history_nor_an_undecided_run_names_is_swept(settings, littered):
+    gone = lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
+    assert sorted(f.name.split("-")[0] for f in gone) == ["failed", "orphan"]
+    assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
+    assert numbers(littered) == [2, 6]
+
+
+def test_nothing_young_is_swept(settings, littered):
+    before = folders(littered)
+    assert lake.sweep(settings, [littered]) == []
+    assert folders(littered) == before
+
+
+def test_what_the_history_stopped_naming_is_swept(settings, littered):
+    delta = DeltaTable(littered.path)
+    retention = {"delta.logRetentionDuration": "interval 0 days", "delta.deletedFileRetentionDuration": "interval 0 days"}
+    delta.alter.set_table_properties(retention)
+    delta.create_checkpoint()
+    delta.cleanup_metadata()
+    put(littered, 2, 7)
+    lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
+    assert folders(littered) == {"live/used", "live/main", "runs/staged", "runs/published"}
+    assert numbers(littered) == [2, 6, 7]
+
+
+def test_a_checkpoint_of_the_log_still_names_what_it_holds(settings, littered):
+    DeltaTable(littered.path).create_checkpoint()
+    for entry in (littered.path / "_delta_log").glob("*.json"):
+        if int(entry.stem) < DeltaTable(littered.path).version():
+            entry.unlink()
+    lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
+    assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
+
+
+# ------------------------------------------------------------------------------------------------------- runs and pins
+
+
+def test_a_runs_record_is_read_as_it_was_written(settings):
+    run = a_run(settings, "r1", 3, DAY, NEXT)
+    assert lake.run_of(settings, "r1") == run
+    assert lake.runs(settings) == [run]
+
+
+@pytest.mark.parametrize("name", ["r2", "../r1", ""])
+def test_a_run_that_is_not_there_is_named(settings, name):
+    a_run(settings, "r1", 0)
+    with pytest.raises(KeyError, match=f"there is no run {name}; list them with: tidemark runs"):
+        lake.run_of(settings, name)
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "undecided"),
+    [
+        ("staged", timedelta(days=9), True),
+        ("running", timedelta(0), True),
+        ("running", timedelta(days=1, minutes=1), False),  # it was killed
+        ("published", timedelta(0), False),
+        ("failed", timedelta(0), False),
+    ],
+)
+def test_which_runs_are_undecided(state, age, undecided):
+    created = (datetime.now(UTC) - age).isoformat()
+    assert Run("r1", state, [], "", created, "0").undecided is undecided
+
+
+def test_an_empty_day_is_settled_when_its_run_was_published(settings, table):
+    run = a_run(settings, "r1", 0, DAY)
+    assert lake.settled_days(settings, table) == set()
+    run.tables["panes"] = {"published": "now"}
+    lake.save(settings, run)
+    assert lake.settled_days(settings, table) == {DAY}
+
+
+def checkpoint(settings, base: int, planned: list[int], done: list[int]) -> None:
+    path = settings.checkpoints / "main"
+    for kind, batches in (("offsets", planned), ("commits", done)):
+        (path / kind).mkdir(parents=True)
+        for number in batches:
+            (path / kind / str(number)).write_text(f'v1\n{{}}\n{{"page_views":{{"0":{number * 10 + 10}}}}}')
+            (path / kind / f".{number}.crc").touch()
+    identity = {"number": 2, "base": base, "start": {"page_views": {"0": 5}}, "topic_ids": {}}
+    (path / "tidemark.json").write_text(json.dumps(identity))
+
+
+def test_a_pin_is_the_last_batch_that_the_checkpoint_has_committed(settings):
+    checkpoint(settings, base=100, planned=[8, 9, 10], done=[8, 9])
+    (pin,) = lake.pins(settings, ["main"]).values()
+    assert (pin.stream, pin.seq, pin.offsets) == ("main", 109, {"page_views": {"0": 100}})
+
+
+@pytest.mark.parametrize(("base", "seq"), [(0, None), (100, 99)])
+def test_a_generation_that_has_committed_nothing_is_pinned_at_its_start(settings, base, seq):
+    checkpoint(settings, base=base, planned=[0], done=[])
+    found = lake.pins(settings, ["main", "never_started"])
+    assert {s: (p.seq, p.offsets) for s, p in found.items()} == ({} if seq is None else {"main": (seq, {"page_views": {"0": 5}})})
+
+
+# -------------------------------------------------------------------------------------------------------------- readers
+
+
+def read_by_tidemark(spark, table):
+    return lake.read(spark, table).toArrow()
+
+
+def read_by_delta_spark(spark, table):
+    return spark.read.format("delta").load(str(table.path)).toArrow()
+
+
+def read_by_delta_rs(spark, table):
+    return DeltaTable(table.path).to_pyarrow_table()
+
+
+def read_by_polars(spark, table):
+    return polars.read_delta(str(table.path)).to_arrow()
+
+
+def read_by_duckdb(spark, table):
+    files = [str(table.path / f.path) for f in table.files()]
+    connection = duckdb.connect(config={"TimeZone": "UTC"})
+    return connection.sql("SELECT * FROM read_parquet(?, hive_partitioning = true)", params=[files]).to_arrow_table()
+
+
+@pytest.mark.parametrize("reader", [read_by_tidemark, read_by_delta_spark, read_by_delta_rs, read_by_polars, read_by_duckdb])
+def test_every_reader_sees_the_same_rows(settings, table, spark, reader: Callable):
+    # What a table may hold at once: live files of driver and executors, a merged one, a publication by Spark, removed ones.
+    for seq in range(lake.WORTH_MERGING):
+        put(table, seq, seq, at=NOON + 24 * HOUR + MICRO)
+    lake.compact(spark, settings, table, None, {"main": lake.WORTH_MERGING - 1})
+    put(table, 50, 50)
+    run = a_run(settings, "r1", 50)
+    lake.stage(table, run.id, frame_of(spark, rows(60, 61, at=NOON + 7 * MICRO)))
+    publish(settings, table, run)
+    put(table, 51, 51)
+    found = reader(spark, table).select(["page", "pane", "n", "day"]).to_pylist()
+    late = [("/", NOON + 24 * HOUR + MICRO, n, NEXT) for n in range(lake.WORTH_MERGING)]
+    early = [("/", NOON, 51, DAY), ("/", NOON + 7 * MICRO, 60, DAY), ("/", NOON + 7 * MICRO, 61, DAY)]
+    assert sorted(tuple(r.values()) for r in found) == sorted([*late, *early])
+
+
+def test_rows_that_a_person_deleted_by_a_deletion_vector_are_not_read(table, spark):
+    put(table, 0, 1, 2, 3)
+    spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
+    spark.sql(f"DELETE FROM delta.`{table.path}` WHERE n = 2")
+    assert sorted(r["n"] for r in lake.read(spark, table).collect()) == [1, 3]
+    assert lake.read(spark, table, days=[NEXT]).count() == 0
+
+
+def test_someone_elses_files_are_read_by_their_partition(table, spark):
+    put(table, 0, 1)
+    write_deltalake(DeltaTable(table.path), rows(2, at=NOON + 24 * HOUR), mode="append")
+    assert sorted((r["n"], r["day"]) for r in lake.read(spark, table).collect()) == [(1, DAY), (2, NEXT)]
