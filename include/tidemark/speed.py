@@ -101,6 +101,7 @@ class Stream:
         self.mine = catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
+        self.away = False
         self.set_aside: dict[str, str] = {}
         self.stream_time: datetime | None = None
         self.tables: dict[str, lake.Table] = {}
@@ -142,17 +143,18 @@ class Stream:
         """Watch a query until it drains; returns for another try when only the broker was away."""
         from pyspark.errors import StreamingQueryException
 
+        look = Due("5 seconds")  # Spark says nothing for a minute when the broker is gone
         try:
             while query.isActive and not self.stopping.is_set():
                 if (self.state / "stop").exists():
                     self.stopping.set()
-                self.beat("running")
+                if look():
+                    self.broker_away(seconds=1)
+                self.beat("waiting" if self.away else "running")
                 query.awaitTermination(1)
         except StreamingQueryException as error:
             if not of_broker(error):
                 raise SpeedError(self.because(error)) from error
-            log.warning("the broker is away; the stream waits and goes on", brokers=self.settings.brokers)
-            self.beat("waiting")
             self.wait_for_broker()
         finally:
             drain(query)
@@ -161,14 +163,22 @@ class Stream:
         lake.whole_or_nothing(self.state / "heartbeat.json", json.dumps(beat(state, seq=self.progress.get("seq"))))
 
     def wait_for_broker(self) -> None:
-        answered = False
-        while not answered and not self.stopping.is_set():
-            try:
-                kafka.wait(self.settings, seconds=5)
-                answered = True
-            except kafka.BrokerAway as away:
-                log.warning(str(away))
-                self.beat("waiting")
+        while not self.stopping.is_set() and self.broker_away(seconds=5):
+            self.beat("waiting")
+
+    def broker_away(self, seconds: float) -> bool:
+        """Whether no broker answers within so many seconds; said once when it goes, and once when it is back."""
+        before = self.away
+        try:
+            kafka.wait(self.settings, seconds)
+            self.away = False
+        except kafka.BrokerAway as gone:
+            self.away = True
+            if not before:
+                log.warning(f"{gone}; the stream waits for it", stream=self.name)
+        if before and not self.away:
+            log.info("the broker is back", stream=self.name, brokers=self.settings.brokers)
+        return self.away
 
     def because(self, error: Exception) -> str:
         """The sentence behind Spark's wrapping of what stopped a batch."""
