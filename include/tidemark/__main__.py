@@ -265,9 +265,12 @@ class Steps:
         began = time.monotonic()
         with self.console.status(doing):
             yield came.append
-        self.console.print(
-            f"{doing}: {came[-1] if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]", soft_wrap=True
-        )
+        self.say(f"{doing}: {came[-1] if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+
+    def say(self, sentence: str) -> None:
+        """A line on stderr; where nobody reads it any more, the work goes on all the same."""
+        with suppress(OSError, SystemExit):  # a closed pipe ends the program, in the library's opinion
+            self.console.print(sentence, soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- up, down
@@ -895,7 +898,7 @@ def demo(
         start_samples(config, steps, rate)
         settling = Settling(config, yesterday)
         settling.start()
-        steps.console.print(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything", soft_wrap=True)
+        steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
         watching = True
         screen.watch(config, catalog(), console(), notes=settling.notes, seconds=seconds)
     except KeyboardInterrupt:
@@ -905,9 +908,7 @@ def demo(
         with undisturbed():
             began = time.monotonic()
             bring_down(config, steps, patience=15)
-            steps.console.print(
-                f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here", soft_wrap=True
-            )
+            steps.say(f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here")
 
 
 @contextmanager
