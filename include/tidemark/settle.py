@@ -362,6 +362,8 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
     nothing; after a kill, publishing again finishes. Raises `KeyError` for an unknown run, `SettleError` for one that is
     not staged, `LakeError` when a day was published with a greater pin meanwhile.
     """
+    import pyarrow  # noqa: F401  # 0.3 s the first time, which are not the publication's
+
     run = lake.run_of(settings, run_id)
     if run.state not in ("staged", "published"):
         raise SettleError(f"run {run_id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")

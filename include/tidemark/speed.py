@@ -134,10 +134,17 @@ class Stream:
                 self.follow(self.start_query())
         finally:
             self.stopping.set()
-            for thread in background:
-                thread.join()
+            self.end(background)
             self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
+
+    def end(self, background: Sequence[Background], seconds: float = 30) -> None:
+        """End the work beside the batches, in the middle of a refresh too: it is done again at the next start."""
+        until = time.monotonic() + seconds
+        while any(b.thread.is_alive() for b in background) and time.monotonic() < until:
+            self.spark.sparkContext.cancelAllJobs()
+            for work in background:
+                work.thread.join(timeout=0.2)
 
     def follow(self, query: Any) -> None:
         """Watch a query until it drains; returns for another try when only the broker was away."""
@@ -689,9 +696,6 @@ class Background:
                 log.warning("will be tried again", work=prepare.__name__, because=" ".join(str(error).split())[:500])
                 self.stream.stopping.wait(5)
 
-    def join(self) -> None:
-        self.thread.join(timeout=30)
-
 
 class Due:
     """True once in every `every`, and at once the first time."""
@@ -733,7 +737,8 @@ class Refresher:
             step = duration(view.shortcut.step)
             until = floor(at, step) + 2 * step
             last = self.seen.get(view.name)
-            since = max(floor(last, step) + step if last else until - step, until - duration(view.shortcut.live.back))
+            # The first time it goes on where the full way ended, which took its time.
+            since = max(floor(last, step) + step if last else covered, until - duration(view.shortcut.live.back))
             began = time.monotonic()
             rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
             self.swap(view, rows, since, until, step)
@@ -751,7 +756,7 @@ class Refresher:
         at = self.stream.stream_time
         for view in self.views:
             # A batch of late events alone moves no time, and corrects rows all the same.
-            same = self.seen.get(view.name) == at and self.upto[view.name] == self.stream.progress.get("seq", -1)
+            same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
             if at is None or view.refresh is None or same or not self.due[view.name]():
                 continue
             dates = view.time == "day"

@@ -1,0 +1,81 @@
+"""`python -m bench`: measure, show, and write bench/out/figures.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench import append, live, plain, publication, series
+from bench.measure import Figure, machine
+from bench.world import World
+
+OUT = Path(__file__).parent / "out" / "figures.json"
+NAMES = ("live", "plain", "publication", "append", "series")
+"""In this order: the first three share one stream and its lake, the last two have the machine to themselves."""
+ALSO = {"micro_batch": "append", "settled_series": "series"}
+
+
+def bench(
+    only: Annotated[str, typer.Option(help=f"Some of {','.join(NAMES)}; all unless said.")] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes, not half an hour: shows that it works, decides little.")
+    ] = False,
+    rate: Annotated[float, typer.Option(help="Events a second of `live`.")] = 1000,
+    seconds: Annotated[float | None, typer.Option(help="How long `live` is measured; 600 unless said.")] = None,
+    history: Annotated[float | None, typer.Option(help="Seconds of traffic that `live` finds; 3600 unless said.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 1,
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = OUT,
+) -> None:
+    """Measure the platform beside what a user would pick instead. Goals are compared, never assumed."""
+    chosen = {ALSO.get(name, name) for name in only.split(",") if name} or set(NAMES)
+    if wrong := chosen - set(NAMES):
+        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(NAMES)}", param_hint="--only")
+    console, before = Console(width=170), machine()
+    console.print(f"{before}, seed {seed}", soft_wrap=True, highlight=False)
+    seconds = seconds or (60 if quick else 600)
+    history = history if history is not None else (60 if quick else 3600)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found: list[Figure] = []
+    with World(seed) as world:
+        for name in (n for n in NAMES if n in chosen):
+            if name in ("append", "series"):
+                world.stop_stream()
+            match name:
+                case "live":
+                    figures = live.measure(world, rate, seconds, history, warmup=20 if quick else 30)
+                case "plain" if quick:
+                    figures = plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1)
+                case "plain":
+                    rates = (2000, 4000, 8000, 12000, 16000, 24000)
+                    figures = plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2)
+                case "publication":
+                    figures = publication.measure(world, 20_000)
+                case "append":
+                    figures = append.measure(world, 5000, batches=6 if quick else 30)
+                case "series":
+                    figures = series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
+            show(console, figures)
+            found += figures
+            out.write_text(json.dumps([figure.plain() for figure in found], indent=1) + "\n")
+    after = machine()
+    console.print(f"load {before['load']} at the start, {after['load']} at the end", highlight=False)
+    (out.parent / "machine.json").write_text(json.dumps({"seed": seed, "quick": quick, "before": before, "after": after}) + "\n")
+    raise typer.Exit(1 if any(figure.met is False for figure in found) else 0)
+
+
+def show(console: Console, figures: list[Figure]) -> None:
+    table = Table("figure", "value", "unit", "against", "goal", "met")
+    for figure in figures:
+        said = figure.plain()
+        met = {True: "yes", False: "NO", None: ""}[figure.met]
+        table.add_row(figure.figure, f"{said['value']}", figure.unit, figure.against, figure.goal or "", met)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(bench)

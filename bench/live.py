@@ -1,0 +1,170 @@
+"""The stream at a stated rate: is every mark there, how soon is an event readable, and what does it cost."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import duckdb
+import structlog
+
+from bench.measure import Figure, Tree
+from bench.world import World, until
+from tidemark import lake, local, query
+from tidemark.model import View
+from tidemark.pipelines import CATALOG
+from tidemark.pipelines.traffic import PAGE_VIEWS, last_hour, page_panes, site_last_hour
+
+log = structlog.get_logger()
+
+VIEWS = (last_hour, site_last_hour)
+
+
+def measure(world: World, rate: float, seconds: float, history: float, warmup: float) -> list[Figure]:
+    """Traffic at `rate` for `warmup + seconds`, after `history` seconds of it; yesterday is settled beside, as in the demo."""
+    day = world.yesterday(100_000)
+    world.past(rate, history)
+    tree, began = world.stream(), time.monotonic()
+    world.wait_read()
+    log.info("history read", events=int(rate * history), seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
+    producer = world.traffic(rate, warmup + seconds)
+    time.sleep(warmup)
+    start, before = time.time(), tree.cpu()
+    settle = [sys.executable, "-m", "tidemark", "settle", "--day", str(day), "--reason", "bench"]
+    settling = local.start(world.settings, "settle", settle, world.environment())
+    time.sleep(seconds)
+    end, spent = time.time(), tree.cpu() - before
+    until(lambda: not producer.alive() and not settling.alive(), 900)
+    world.wait_read()
+    with suppress(TimeoutError):  # then they are missing, and the figures say so
+        until(lambda: all(newest_mark(world, view) > end for view in VIEWS), 120)
+    return [*readable(world, start, end), *cost(world, tree, start, end, spent)]
+
+
+def newest_mark(world: World, view: View) -> float:
+    """The newest mark that a reader of the view finds, in seconds since 1970; 0 where there is none."""
+    highs = [f.high for f in lake.table(world.settings, view).files() if f.high]
+    return max((lake.comparable(high, datetime.now(UTC)).timestamp() for high in highs), default=0.0)
+
+
+def commits(path: Path) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+    """A table's commits, oldest first: when each became readable (seconds since 1970, its file's time) and its actions."""
+    for entry in sorted((path / "_delta_log").glob("*.json")):
+        yield entry.stat().st_mtime, [json.loads(line) for line in entry.read_text().splitlines()]
+
+
+def added(path: Path) -> list[tuple[str, float]]:
+    """Every data file that a table ever added, replaced ones too, with the time of the first commit that did."""
+    found: dict[str, float] = {}
+    for at, actions in commits(path):
+        for action in actions:
+            if "add" in action:
+                found.setdefault(str(path / unquote(action["add"]["path"])), at)
+    return list(found.items())
+
+
+def readable(world: World, start: float, end: float) -> list[Figure]:
+    """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
+
+    Of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. Which batches a
+    row of the last hour holds is told by its PV, which is exact: it equals the events of all batches up to one of them.
+    """
+    db = duckdb.connect()
+    paths: dict[str, list[str]] = {}
+    db.execute("SET TimeZone = 'UTC'; CREATE TABLE file (path VARCHAR, seq BIGINT, committed DOUBLE, source VARCHAR)")
+    for declared in (PAGE_VIEWS, page_panes, *VIEWS):
+        for path, at in added(world.settings.lake_path / declared.table):
+            span = lake.LIVE.search(path)
+            if span is None or span["lo"] == span["hi"]:  # what compaction wrote holds nothing new
+                paths.setdefault(declared.name, []).append(path)
+                db.execute("INSERT INTO file VALUES (?, ?, ?, ?)", [path, span and int(span["lo"]), at, declared.name])
+    rows = "read_parquet(?, filename = true, hive_partitioning = false) JOIN file ON file.path = filename"
+    db.execute(
+        f"""CREATE TABLE event AS
+        SELECT min(seq) AS seq, epoch(min(viewed_at)) AS happened, epoch(min(kafka.timestamp)) AS arrived,
+               floor(epoch(min(viewed_at)) / 5) * 5 AS pane
+        FROM {rows} WHERE reject IS NULL GROUP BY event_id""",
+        [paths[PAGE_VIEWS.name]],
+    )
+    db.execute("CREATE TABLE part AS SELECT seq, pane, count(*) AS n FROM event GROUP BY ALL")
+    db.execute(f"CREATE TABLE prompt AS FROM event WHERE happened >= {start} AND happened < {end} AND arrived < happened + 1")
+    db.execute(
+        f"CREATE TABLE first AS SELECT seq, min(committed) AS committed FROM file WHERE source = '{page_panes.name}' GROUP BY seq"
+    )
+    found = [*latencies(db, "rollup page_panes", "seq", "< 5")]
+    for view in VIEWS:
+        db.execute(
+            f"""CREATE OR REPLACE TABLE row AS
+            WITH read AS (SELECT committed, epoch(mark) AS mark, sum(pv) AS pv FROM {rows}
+                          WHERE epoch(mark) >= {start} AND epoch(mark) < {end} + 10 GROUP BY ALL),
+                 upto AS (SELECT committed, mark, pv, part.seq,
+                                 sum(sum(n)) OVER (PARTITION BY committed, mark ORDER BY part.seq) AS n
+                          FROM read JOIN part ON pane < mark AND pane >= mark - 3600 GROUP BY committed, mark, pv, part.seq)
+            SELECT committed, mark, max(seq) FILTER (n <= pv) AS seq, bool_or(n = pv) AS whole FROM upto GROUP BY ALL""",
+            [paths[view.name]],
+        )
+        db.execute(
+            """CREATE OR REPLACE TABLE first AS
+            SELECT p.seq, p.pane, min(committed) AS committed FROM (SELECT DISTINCT seq, pane FROM prompt) p
+            JOIN row ON row.mark > p.pane AND row.mark <= p.pane + 3600 AND row.seq >= p.seq GROUP BY ALL"""
+        )
+        found += [*latencies(db, f"view {view.name}", "seq, pane", "< 12"), missing_marks(world, view, start, end)]
+        ((torn,),) = db.execute("SELECT count(*) FROM row WHERE NOT whole").fetchall()
+        found.append(Figure(f"live: rows of {view.name} that no cut of the batches explains", torn, "marks", "", "<= 0"))
+    return found
+
+
+def latencies(db: duckdb.DuckDBPyConnection, what: str, on: str, goal: str) -> Iterator[Figure]:
+    """From event time to the commit that `first` has for it, over the prompt events."""
+    sql = "quantile_cont(committed - happened, [0.5, 0.99]), count(*) - count(committed)"
+    (((median, p99), never),) = db.execute(f"SELECT {sql} FROM prompt LEFT JOIN first USING ({on})").fetchall()
+    yield Figure(f"live: event to readable in {what}, median", median, "s")
+    yield Figure(f"live: event to readable in {what}, p99", p99, "s", "", goal)
+    yield Figure(f"live: events never readable in {what}", never, "events", "", "<= 0")
+
+
+def missing_marks(world: World, view: View, start: float, end: float) -> Figure:
+    wanted = set(range(int(start // 5) * 5 + 5, int(end // 5) * 5 + 5, 5))
+    with query.connect(world.settings, CATALOG, [view.name]) as db:
+        there = {int(mark) for (mark,) in db.execute(f"SELECT DISTINCT epoch(mark) FROM {view.name}").fetchall()}
+    return Figure(f"live: five-second marks missing in {view.name}", len(wanted - there), "marks", f"{len(wanted)} marks", "<= 0")
+
+
+def cost(world: World, tree: Tree, start: float, end: float, spent: float) -> Iterator[Figure]:
+    rows = [r for r in lake.ledger_rows(world.settings, "main") if start <= r["finished_at"].timestamp() < end]
+    batches = {r["seq"]: (r["finished_at"] - r["started_at"]).total_seconds() for r in rows}
+    events, lengths = sum(r["records"] for r in rows), sorted(batches.values())
+    rate = f"at {events / (end - start):,.0f} events/s"
+    yield Figure("live: micro-batch, median", statistics.median(lengths) if lengths else None, "s", rate, "< 1.5")
+    yield Figure("live: micro-batch, p95", lengths[int(0.95 * len(lengths))] if lengths else None, "s", rate)
+    yield Figure("live: CPU of stream and refresh", spent / events * 1000 if events else None, "CPU-s per 1,000 events", rate)
+    yield Figure("live: cores that stream and refresh keep busy", spent / (end - start), "cores", rate)
+    yield Figure("live: greatest memory, JVM and driver", tree.peak(), "GiB", "", "< 2.5")
+    tables = {d: lake.table(world.settings, CATALOG[d]) for d in CATALOG.names} | {"ledger": lake.ledger(world.settings)}
+    most = {name: most_files(table.path) for name, table in tables.items() if table.exists}
+    worst = max(most, key=lambda name: most[name])
+    ever = sum("add" in action for _, actions in commits(tables[worst].path) for action in actions)
+    yield Figure("live: most files of one table and day at any time", most[worst], "files", f"{worst}, {ever} added", "<= 100")
+
+
+def most_files(path: Path) -> int:
+    there: dict[str, str] = {}
+    held, most = Counter[str](), 0
+    for _, actions in commits(path):
+        for action in actions:
+            if "add" in action:
+                there[action["add"]["path"]] = day = action["add"]["partitionValues"]["day"]
+                held[day] += 1
+            elif "remove" in action and (day := there.pop(action["remove"]["path"], "")):
+                held[day] -= 1
+        most = max([most, *held.values()])
+    return most

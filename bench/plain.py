@@ -1,0 +1,105 @@
+"""Events per CPU-second of the platform and of plain Structured Streaming, each at its own highest sustained rate."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from bench.live import VIEWS, newest_mark
+from bench.measure import Figure, Tree, program
+from bench.world import World, until
+from tidemark import lake
+from tidemark.pipelines.traffic import PAGE_VIEWS
+
+log = structlog.get_logger()
+
+BEHIND = 3 * 5
+"""Seconds of traffic that may be unread when a rate counts as sustained: three triggers."""
+OLD = 30
+"""Seconds that the newest mark of the last hour may be behind the clock then."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A rate that was offered: what was read of it, for how much, and whether stream and refresh kept up."""
+
+    rate: float
+    events: int
+    cpu: float
+    seconds: float
+    behind: float
+    age: float
+
+    @property
+    def sustained(self) -> bool:
+        return self.behind <= BEHIND and self.age <= OLD
+
+    @property
+    def an_event(self) -> float:
+        return self.events / self.cpu
+
+
+def measure(
+    world: World, rates: Sequence[float], step: float, hold: float, batch: int, batches: int, rounds: int
+) -> list[Figure]:
+    """Ramp the platform's rate until it falls behind; then hold the highest, and the peer's backlog, in turns."""
+    world.backlog((batches + 2) * batch)
+    tree = world.stream()
+    world.wait_read()
+    highest = 0.0
+    for rate in rates:
+        tried = offer(world, tree, rate, step)
+        if not tried.sustained:
+            break
+        highest = rate
+    if not highest:
+        return [
+            Figure("plain: events per CPU-second, times", None, "", f"not even {rates[0]:,.0f} events/s were sustained", ">= 10")
+        ]
+    ours: list[Held] = []
+    theirs: list[dict[str, float]] = []
+    for turn in range(rounds):
+        ours.append(offer(world, tree, highest, hold))
+        home = world.settings.model_copy(update={"home": world.home / f"plain-{turn}", "lake": None})
+        start = {PAGE_VIEWS.name: {str(p): max(0, end - share) for p, end, share in shares(world, (batches + 2) * batch)}}
+        theirs += program(
+            "bench.peers.plain_spark", world.environment(home), start=json.dumps(start), batch=batch, batches=batches
+        )
+        log.info("plain", batches=theirs[-batches:])
+    held = all(one.sustained for one in ours)
+    mine, peer = statistics.median(o.an_event for o in ours), statistics.median(t["events"] / t["cpu"] for t in theirs)
+    speed = statistics.median(t["events"] / t["wall"] for t in theirs)
+    at = f"{highest:,.0f} events/s of live traffic" + ("" if held else ", not sustained when held")
+    return [
+        Figure("plain: events per CPU-second of tidemark, refresh counted in", mine, "events per CPU-s", at),
+        Figure("plain: events per CPU-second of plain Spark", peer, "events per CPU-s", f"{speed:,.0f} events/s from a backlog"),
+        Figure("plain: highest sustained rate, tidemark", highest, "events/s", f"up to {max(rates):,.0f} was offered"),
+        Figure("plain: events per CPU-second, times", mine / peer if held else None, "", "plain Spark", ">= 10"),
+    ]
+
+
+def shares(world: World, events: int) -> list[tuple[int, int, int]]:
+    """Each partition with its end and its part of the newest `events`, with a tenth to spare."""
+    ends = world.ends()
+    return [(p, end, int(1.1 * events * end / sum(ends.values()))) for p, end in ends.items()]
+
+
+def offer(world: World, tree: Tree, rate: float, seconds: float) -> Held:
+    """Traffic at a rate for so long; measured from its first trigger on, then waited for."""
+    producer = world.traffic(rate, seconds + 10)
+    time.sleep(10)
+    start, before = time.time(), tree.cpu()
+    time.sleep(seconds)
+    end, spent = time.time(), tree.cpu() - before
+    behind, age = world.unread() / rate, time.time() - min(newest_mark(world, view) for view in VIEWS)
+    rows = [r for r in lake.ledger_rows(world.settings, "main") if start <= r["finished_at"].timestamp() < end]
+    held = Held(rate, sum(r["records"] for r in rows), spent, end - start, round(behind, 1), round(age, 1))
+    log.info("offered", **vars(held), sustained=held.sustained)
+    until(lambda: not producer.alive(), 120)
+    world.wait_read()
+    return held

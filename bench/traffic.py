@@ -1,0 +1,41 @@
+"""A producer: the topic's own sample (late events, repeats and malformed ones included), now or of the past."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Annotated
+
+import typer
+
+from tidemark import kafka
+from tidemark.pipelines.traffic import PAGE_VIEWS
+from tidemark.settings import Settings
+
+
+def produce(
+    rate: Annotated[float, typer.Option()],
+    seconds: Annotated[float, typer.Option()],
+    seed: Annotated[int, typer.Option()],
+    past: Annotated[bool, typer.Option()] = False,
+) -> None:
+    """Events of `seconds` at `rate` a second: from now on, or up to now and at once."""
+    settings, count = Settings(), int(rate * seconds)
+    if past:
+        delivery = kafka.produce(settings, PAGE_VIEWS, before_now(rate, count, seed))
+    else:
+        events = kafka.sample(PAGE_VIEWS, seed=seed, count=count, zone=settings.tz)
+        delivery = kafka.produce(settings, PAGE_VIEWS, events, rate=rate)
+    if not delivery.complete:
+        raise SystemExit(f"{delivery.failed} events were not delivered: {'; '.join(delivery.errors)}")
+
+
+def before_now(rate: float, count: int, seed: int) -> Iterator[bytes]:
+    random, recent, start = Random(f"past {seed}"), deque[bytes](maxlen=1000), datetime.now(UTC) - timedelta(seconds=count / rate)
+    return (kafka.draw(PAGE_VIEWS, random, start + timedelta(seconds=n / rate), recent) for n in range(count))
+
+
+if __name__ == "__main__":
+    typer.run(produce)

@@ -1,0 +1,137 @@
+"""A home that nothing else uses: a broker on free ports, a topic with traffic, the stream as a process."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Tree
+from tidemark import kafka, lake, local, speed
+from tidemark.pipelines import CATALOG
+from tidemark.pipelines.traffic import PAGE_VIEWS
+from tidemark.settings import Settings
+
+STREAM = "speed-main"
+
+
+class World:
+    """Starts what a figure asks for, once; on leaving, everything it started is ended and its home deleted."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.runs = seed, 0
+        self.home = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))
+        ports = free_ports(2)
+        self.settings = Settings(
+            home=self.home / "home", jars_dir=Settings().jars, brokers=f"127.0.0.1:{ports[0]}", controller_port=ports[1]
+        )
+
+    def __enter__(self) -> World:
+        local.fetch_jars(self.settings)
+        local.start_broker(self.settings)
+        kafka.apply(self.settings, CATALOG.topics.values())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        local.stop_all(self.settings, patience=30)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def environment(self, settings: Settings | None = None) -> dict[str, str]:
+        """What a process must be told to find the same home."""
+        said = (settings or self.settings).model_dump(mode="json", exclude_none=True)
+        return {f"TIDEMARK_{name.upper()}": str(value) for name, value in said.items()}
+
+    def tidemark(self, *argv: str) -> None:
+        """One command of the platform; its output is shown where it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tidemark", *argv],
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
+
+    def traffic(self, rate: float, seconds: float, past: bool = False) -> local.Process:
+        """A producer in a process of its own; `past` sends the seconds before now, as fast as it goes."""
+        self.runs += 1
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.traffic",
+            f"--rate={rate}",
+            f"--seconds={seconds}",
+            f"--seed={self.seed + self.runs}",
+        ]
+        return local.start(self.settings, f"traffic-{self.runs}", argv + (["--past"] if past else []), self.environment())
+
+    def backlog(self, events: int) -> None:
+        """Have at least so many events in the topic, of 1,000 events a second up to now."""
+        lacking = events - sum(self.ends().values())
+        if lacking > 0:
+            self.past(1000, lacking / 1000)
+
+    def past(self, rate: float, seconds: float) -> None:
+        producer = self.traffic(rate, seconds, past=True)
+        until(lambda: not producer.alive(), 900)
+
+    def yesterday(self, events: int) -> date:
+        """Have yesterday's day in the topic, and return it."""
+        day = datetime.now(self.settings.tz).date() - timedelta(days=1)
+        if not (self.home / "yesterday").exists():
+            self.tidemark("produce", PAGE_VIEWS.name, "--sample", "--day", str(day), "--count", str(events))
+            (self.home / "yesterday").touch()
+        return day
+
+    def stream(self) -> Tree:
+        """The stream's process tree, started where it does not run."""
+        process = local.start(self.settings, STREAM, [sys.executable, "-m", "tidemark", "speed"], self.environment())
+        until(lambda: self.beating(process), 120)
+        return Tree(process.pid)
+
+    def beating(self, process: local.Process) -> bool:
+        if not process.alive():
+            raise RuntimeError(f"the stream ended: {process.log.read_text()[-2000:]}")
+        return speed.status(self.settings).get("heartbeat", {}).get("state") == "running"
+
+    def stop_stream(self) -> None:
+        local.stop(self.settings, STREAM)
+
+    def ends(self) -> dict[int, int]:
+        return kafka.offsets(self.settings, [PAGE_VIEWS.name], "latest")[PAGE_VIEWS.name]
+
+    def unread(self) -> int:
+        """Records that Kafka holds and no committed batch has read."""
+        pin = lake.pins(self.settings, ["main"]).get("main")
+        read = pin.offsets.get(PAGE_VIEWS.name, {}) if pin else {}
+        return sum(end - int(read.get(str(partition), 0)) for partition, end in self.ends().items())
+
+    def wait_read(self, seconds: float = 900) -> None:
+        until(lambda: self.unread() == 0, seconds)
+
+
+def until(condition: Callable[[], Any], seconds: float) -> None:
+    """Wait for a condition; raises `TimeoutError` after so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds} s")
+        time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,267 @@
+"""SIGKILL at every moment that matters, one after the other in one home: nothing lost, nothing twice."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidemark import fold, kafka, lake, model, query, settle
+from tidemark.functions import distinct, how_many, pane, union
+from tidemark.model import Catalog, Topic, expect, rollup, view
+from tidemark.settings import Settings
+
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
+
+
+def declared(topic: str) -> Catalog:
+    """Two rollups that use every merge, and a view: a batch is four commits, in this order: log, minutes, newest, ledger."""
+    sales = Topic(
+        topic,
+        key="buyer",
+        partitions=2,
+        schema="id STRING NOT NULL, buyer STRING NOT NULL, price BIGINT NOT NULL, sold_at TIMESTAMP NOT NULL",
+        id="id",
+        event_time="sold_at",
+    )
+
+    @rollup(
+        reads={"sales": sales},
+        key=("minute",),
+        time="minute",
+        merge={"ids": "distinct", "buyers": "distinct", "least": "min", "most": "max"},
+    )
+    def minutes(sales: DataFrame) -> DataFrame:
+        return sales.groupBy(pane("sold_at", "1 minute").alias("minute")).agg(
+            distinct("id").alias("ids"),
+            distinct("buyer").alias("buyers"),
+            F.min("price").alias("least"),
+            F.max("price").alias("most"),
+        )
+
+    @rollup(
+        reads={"sales": sales},
+        key=("buyer", "hour"),
+        time="hour",
+        merge={"sold_at": "latest(by=sold_at)", "id": "latest(by=sold_at)", "price": "latest(by=sold_at)"},
+    )
+    def newest(sales: DataFrame) -> DataFrame:
+        last = F.max(F.struct("sold_at", "id", "price")).alias("last")
+        return sales.groupBy("buyer", pane("sold_at", "1 hour").alias("hour")).agg(last).select("buyer", "hour", "last.*")
+
+    @view(
+        reads={"minutes": minutes},
+        key=("hour",),
+        time="hour",
+        checks=[expect("ExpectColumnValuesToBeBetween", column="sold", min_value=1)],
+    )
+    def hours(minutes: DataFrame) -> DataFrame:
+        return minutes.groupBy(F.date_trunc("hour", "minute").alias("hour")).agg(
+            F.sum(how_many("ids")).alias("sold"), how_many(union("buyers")).alias("buyers")
+        )
+
+    return model.catalog([type("shop", (), {"sales": sales, "minutes": minutes, "newest": newest, "hours": hours})])
+
+
+class Shop:
+    """One home that every test of this module kills a process in, and what was sent to its topic."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self.settings, self.topic, self.catalog = settings, topic, declared(topic)
+        self.sent: list[bytes] = []
+        self.random = Random(topic)
+        kafka.apply(settings, self.catalog.topics.values())
+
+    def send(self, count: int = 20) -> None:
+        """Sales of yesterday, in no order, some sent again, one of them a value that is refused."""
+        start = datetime.combine(YESTERDAY, datetime.min.time(), UTC)
+        sales = [
+            {
+                "id": f"{self.random.getrandbits(64):016x}",
+                "buyer": f"b{self.random.randrange(5)}",
+                "price": self.random.randrange(1000),
+                "sold_at": (start + timedelta(milliseconds=self.random.randrange(86_400_000))).isoformat(timespec="milliseconds"),
+            }
+            for _ in range(count)
+        ]
+        values = [json.dumps(s).encode() for s in sales]
+        again = self.random.choices([v for v in [*self.sent, *values] if v.startswith(b"{")], k=3)
+        values += [*again, b"not JSON"]
+        assert kafka.produce(self.settings, self.catalog[self.topic], values).complete  # type: ignore[arg-type]
+        self.sent += values
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return query.query(self.settings, self.catalog, sql.replace("LOG", self.topic), rows=100_000).rows
+
+    def tables(self) -> dict[str, lake.Table]:
+        """The tables of a batch, in the order of their commits."""
+        minutes, newest = (lake.table(self.settings, r) for r in self.catalog.rollups.values())
+        log, ledger = lake.table(self.settings, self.catalog[self.topic]), lake.ledger(self.settings)
+        return {"log": log, "minutes": minutes, "newest": newest, "ledger": ledger}
+
+    def planned(self) -> int | None:
+        """The batch that was planned and not committed to the checkpoint, as its `seq`."""
+        checkpoint = lake.Checkpoint.of(self.settings, "main")
+        planned, done = checkpoint.newest("offsets"), checkpoint.newest("commits")
+        assert checkpoint.identity is not None or planned is None
+        return None if planned == done else checkpoint.identity.base + planned  # type: ignore[union-attr, operator]
+
+    def holding(self, seq: int) -> list[str]:
+        newest = {name: table.appended("main") for name, table in self.tables().items()}
+        return [name for name, number in newest.items() if number is not None and number >= seq]
+
+    def read(self) -> bool:
+        """Whether the stream has finished batches with everything that was sent."""
+        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == len(self.sent)
+
+
+def changed(settings: Settings, **changes: Any) -> Settings:
+    return Settings(_env_file=None, **(settings.model_dump() | changes))
+
+
+@pytest.fixture(scope="module")
+def shop(house: Callable[..., Settings]) -> Shop:
+    return Shop(house(), "sales_of_the_crash_test")
+
+
+def check_log_and_ledger(shop: Shop) -> None:
+    """Every offset from zero on stands once in the log, as it was sent, and the ledger counts them without a gap."""
+    until = dict(
+        shop.rows(
+            "SELECT kafka.partition, max(kafka.offset) + 1 FROM LOG GROUP BY ALL HAVING count(*) = count(DISTINCT kafka.offset)"
+        )
+    )
+    assert until == dict(shop.rows("SELECT kafka.partition, count(*) FROM LOG GROUP BY ALL"))
+    spans = shop.rows("SELECT partition, from_offset, until_offset, records, rejects FROM ledger ORDER BY partition, seq")
+    for partition in until:
+        mine = [s for s in spans if s[0] == partition]
+        assert [s[1] for s in mine] == [0, *(s[2] for s in mine)][:-1]
+        assert all(s[2] - s[1] == s[3] for s in mine)
+
+
+def check_everything(shop: Shop, spark: SparkSession) -> None:
+    """Log and ledger as they must be, the log what was sent, and both rollups, merged, the answer of brute force."""
+    check_log_and_ledger(shop)
+    assert Counter(bytes(v) for (v,) in shop.rows("SELECT kafka.value FROM LOG")) == Counter(shop.sent)
+    held = kafka.offsets(shop.settings, [shop.topic], "latest")[shop.topic]
+    assert dict(shop.rows("SELECT partition, sum(until_offset - from_offset) FROM ledger GROUP BY ALL")) == held
+    rejects = shop.rows("SELECT (SELECT sum(rejects) FROM ledger), (SELECT count(reject) FROM LOG)")
+    assert rejects == [(shop.sent.count(b"not JSON"),) * 2]
+
+    sales = duckdb.connect()
+    sales.execute("SET TimeZone = 'UTC'; CREATE TABLE sales (id VARCHAR, buyer VARCHAR, price BIGINT, sold_at TIMESTAMPTZ)")
+    told = [json.loads(v) for v in shop.sent if v != b"not JSON"]
+    sales.executemany("INSERT INTO sales VALUES (?, ?, ?, ?)", [[s["id"], s["buyer"], s["price"], s["sold_at"]] for s in told])
+
+    def merged(name: str) -> DataFrame:
+        declaration = shop.catalog.rollups[name]
+        return fold.merge(declaration, lake.read(spark, lake.table(shop.settings, declaration)))
+
+    minutes = merged("minutes").select("minute", how_many("ids"), how_many("buyers"), "least", "most")
+    assert rows_of(minutes) == asked(
+        sales,
+        """SELECT date_trunc('minute', sold_at), count(DISTINCT id), count(DISTINCT buyer), min(price), max(price)
+           FROM sales GROUP BY 1 ORDER BY ALL""",
+    )
+    assert rows_of(merged("newest").select("buyer", "hour", "sold_at", "id", "price")) == asked(
+        sales,
+        """SELECT buyer, date_trunc('hour', sold_at) AS hour, sold_at, id, price FROM (SELECT DISTINCT * FROM sales)
+           QUALIFY row_number() OVER (PARTITION BY buyer, hour ORDER BY sold_at DESC, id DESC) = 1 ORDER BY ALL""",
+    )
+
+
+# A batch's four commits are log, minutes, newest, ledger: `files:1` is the moment before the first, `commit:2` after the second.
+@pytest.mark.parametrize(
+    ("point", "number", "held"),
+    [
+        ("offsets", 1, []),
+        ("files", 1, []),
+        ("between", 1, ["log"]),
+        ("commit", 2, ["log", "minutes"]),
+        ("done", 1, ["log", "minutes", "newest", "ledger"]),
+    ],
+)
+def test_killed_in_a_batch(point: str, number: int, held: list[str], shop: Shop, run) -> None:
+    before = shop.planned()
+    if before is not None:  # the batch that the last crash left open comes first, and passes points of its own
+        number += 4 - len(shop.holding(before)) if point in ("files", "commit") else 1
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic}, failpoint=f"{point}:{number}")
+    stream.dies()
+    killed = shop.planned()
+    assert killed is not None and killed == (0 if before is None else before + 1)
+    assert shop.holding(killed) == held
+    if "ledger" in held:
+        check_log_and_ledger(shop)
+
+
+def test_killed_while_compacting(shop: Shop, run) -> None:
+    quick = changed(shop.settings, compact_every="1 second")
+    stream = run(quick, {"topic": shop.topic}, failpoint="compaction")
+    while stream.popen.poll() is None:  # batches of a few sales each, until there are files enough to merge
+        shop.send(5)
+        while stream.popen.poll() is None and not shop.read():
+            time.sleep(0.02)
+    stream.dies()
+    assert len(lake.table(shop.settings, shop.catalog["minutes"]).files()) >= lake.WORTH_MERGING
+
+
+def test_after_all_of_it_and_the_newest_commit_file_lost_too(shop: Shop, run, spark: SparkSession) -> None:
+    commits = lake.Checkpoint.of(shop.settings, "main").path / "commits"
+    max((p for p in commits.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)).unlink()
+    minutes = lake.table(shop.settings, shop.catalog["minutes"])
+    files = len(minutes.files())
+    shop.send(200)
+    stream = run(changed(shop.settings, compact_every="1 second"), {"topic": shop.topic})
+    stream.until(lambda: shop.read() and len(minutes.files()) < files)
+    stream.drains()
+    check_everything(shop, spark)
+
+
+SETTLE = """
+import importlib, json, sys
+from datetime import date
+from tidemark import settle
+from tidemark.settings import Settings
+module, arguments, _ = json.loads(sys.argv[1])
+catalog = importlib.import_module(module).declared(arguments["topic"])
+if "run" in arguments:
+    settle.publish(Settings(_env_file=None), catalog, arguments["run"])
+else:
+    settle.settle(Settings(_env_file=None), catalog, [date.fromisoformat(arguments["day"])], "the crash test")
+"""
+
+
+def test_killed_while_settling_then_while_publishing(shop: Shop, run, spark: SparkSession) -> None:
+    """The reader's tables are as they were until a table's one commit; publishing again finishes the rest."""
+    versions = lambda: {n: lake.table(shop.settings, d).delta().version() for n, d in derived.items()}  # noqa: E731
+    derived = {d.name: d for d in shop.catalog.derived}
+    before = versions()
+    run(shop.settings, {"topic": shop.topic, "day": str(YESTERDAY)}, program=SETTLE, failpoint="staged").dies()
+    [killed] = settle.runs(shop.settings)
+    assert (killed.state, versions()) == ("running", before)
+    with pytest.raises(settle.SettleError, match=f"run {killed.id} is running; settle the days again"):
+        settle.publish(shop.settings, shop.catalog, killed.id)
+
+    good = settle.settle(shop.settings, shop.catalog, [YESTERDAY], "the day again")
+    run(shop.settings, {"topic": shop.topic, "run": good.id}, program=SETTLE, failpoint="published:2").dies()
+    assert versions() == before | {n: before[n] + 1 for n in ("minutes", "newest")}
+    done = settle.publish(shop.settings, shop.catalog, good.id)
+    assert {p.table: p.version for p in done} == {"minutes": None, "newest": None, "hours": before["hours"] + 1}
+    assert versions() == {n: v + 1 for n, v in before.items()}
+    check_everything(shop, spark)
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in frame.toArrow().to_pylist())
+
+
+def asked(connection: duckdb.DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
+    return [tuple(r.values()) for r in connection.sql(sql).to_arrow_table().to_pylist()]

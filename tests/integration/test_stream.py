@@ -1,0 +1,262 @@
+"""The stream in a process of its own: bad input, rollups that raise, ends that are clean, and what it refuses."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import duckdb
+import pytest
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidemark import fold, kafka, lake, local, model, query, speed
+from tidemark.functions import distinct, how_many, pane
+from tidemark.model import Catalog, Topic, rollup
+from tidemark.settings import Settings
+
+
+def declared(topic: str, mended: bool = False) -> Catalog:
+    """A rollup that works, one that divides by the value, one that names no column; once mended, also one that is new."""
+    readings = Topic(
+        topic,
+        key="sensor",
+        partitions=2,
+        schema="id STRING NOT NULL, sensor STRING NOT NULL, value BIGINT NOT NULL, measured_at TIMESTAMP NOT NULL",
+        id="id",
+        event_time="measured_at",
+    )
+    reads, key = {"readings": readings}, ("sensor", "minute")
+
+    def by_minute(readings: DataFrame) -> Any:
+        return readings.groupBy("sensor", pane("measured_at", "1 minute").alias("minute"))
+
+    @rollup(reads=reads, key=key, time="minute", merge={"ids": "distinct", "most": "max"})
+    def minutes(readings: DataFrame) -> DataFrame:
+        return by_minute(readings).agg(distinct("id").alias("ids"), F.max("value").alias("most"))
+
+    @rollup(reads=reads, key=key, time="minute", merge={"share": "max"})
+    def shares(readings: DataFrame) -> DataFrame:
+        return by_minute(readings).agg(F.max(F.expr("try_divide(100, value)" if mended else "100 / value")).alias("share"))
+
+    @rollup(reads=reads, key=key, time="minute", merge={"least": "min"})
+    def leasts(readings: DataFrame) -> DataFrame:
+        return by_minute(readings).agg(F.min("value" if mended else "valeu").alias("least"))
+
+    @rollup(reads=reads, key=key, time="minute", merge={"newest": "max"})
+    def newests(readings: DataFrame) -> DataFrame:
+        return by_minute(readings).agg(F.max("measured_at").alias("newest"))
+
+    rollups = {"minutes": minutes, "shares": shares, "leasts": leasts} | ({"newests": newests} if mended else {})
+    return model.catalog([type("sensors", (), {"readings": readings, **rollups})])
+
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def reading(number: int, **changes: Any) -> bytes:
+    """Three sensors, a reading each second up to now; `changes` replaces fields, or takes away those that are `...`."""
+    at = (NOW - timedelta(seconds=600 - number)).isoformat()
+    event = {"id": f"r{number}", "sensor": f"s{number % 3}", "value": 1 + number % 7, "measured_at": at} | changes
+    return json.dumps({k: v for k, v in event.items() if v is not ...}).encode()
+
+
+AFTER = "event time is more than 5 minutes after Kafka's timestamp"
+BEFORE = "event time is before the year 2000"
+BAD = [
+    (b"<html>504 Gateway Time-out</html>", "not JSON"),
+    (reading(1)[:-5], "not JSON"),
+    (reading(1) + b" and more", "not JSON"),
+    (reading(1, value=float("nan")), "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b"[" * 100_000 + b"]" * 100_000, "not JSON"),
+    (b"", "empty value"),
+    (b"\xff\xfe" + reading(1), "not UTF-8"),
+    (b'["a", "list"]', "not a JSON object"),
+    (reading(1, id="x" * 10_000_000), "larger than 1048576 bytes"),
+    (reading(1, value="7"), "value: wanted BIGINT, found STRING"),
+    (reading(1, value=...), "value: missing"),
+    (reading(1, value=None), "value: null"),
+    (reading(1, sensor={"name": "s1"}), "sensor: wanted STRING, found OBJECT"),
+    (reading(1, measured_at="1970-01-01T00:00:00Z"), BEFORE),
+    (reading(1, measured_at=int(NOW.timestamp())), BEFORE),  # seconds where milliseconds are meant
+    (reading(1, measured_at="9999-12-31T23:59:59Z"), AFTER),
+    (reading(1, measured_at=(NOW + timedelta(days=365)).isoformat()), AFTER),
+    (
+        reading(1, measured_at="yesterday"),
+        "measured_at: wanted TIMESTAMP (ISO 8601 with a zone, or epoch milliseconds), found STRING",
+    ),
+]
+
+
+class Sensors:
+    """One home for the module: a stream that is started, ended and refused in it, and what was sent to its topic."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self.settings, self.topic, self.sent = settings, topic, list[bytes]()
+        self.checkpoint = lake.Checkpoint.of(settings, "main")
+        kafka.apply(settings, declared(topic).topics.values())
+
+    def send(self, *values: bytes) -> None:
+        assert kafka.produce(self.settings, declared(self.topic)[self.topic], values).complete  # type: ignore[arg-type]
+        self.sent += values
+
+    def read(self) -> bool:
+        """Whether the stream has finished batches with everything that was sent."""
+        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == len(self.sent)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        catalog = declared(self.topic, mended=True)
+        return query.query(self.settings, catalog, sql.replace("LOG", self.topic), rows=100_000).rows
+
+    def refused(self, sentence: str) -> None:
+        """A start that is refused, with a sentence that says how to go on."""
+        with pytest.raises(speed.SpeedError, match=sentence):
+            speed.run(self.settings, declared(self.topic, mended=True))
+
+
+@pytest.fixture(scope="module")
+def sensors(house: Callable[..., Settings]) -> Sensors:
+    return Sensors(house(), "readings_of_the_stream_test")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A start that is refused in this process must not keep its handlers."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def check_everything(sensors: Sensors, spark: SparkSession) -> None:
+    """The log holds what was sent, once; the ledger counts it without a gap; every rollup has the answer of brute force."""
+    assert sorted(bytes(v) for (v,) in sensors.rows("SELECT kafka.value FROM LOG")) == sorted(sensors.sent)
+    held = kafka.offsets(sensors.settings, [sensors.topic], "latest")[sensors.topic]
+    offsets = "SELECT kafka.partition, count(DISTINCT kafka.offset), min(kafka.offset) FROM LOG GROUP BY ALL"
+    assert {p: (n, low) for p, n, low in sensors.rows(offsets)} == {p: (end, 0) for p, end in held.items()}
+    spans = sensors.rows("SELECT partition, from_offset, until_offset, records FROM ledger ORDER BY seq")
+    for partition, end in held.items():
+        mine = [s[1:] for s in spans if s[0] == partition]
+        assert [s[0] for s in mine] + [end] == [0] + [s[1] for s in mine]
+        assert all(s[1] - s[0] == s[2] for s in mine)
+
+    bad = {value for value, _ in BAD}
+    told = [json.loads(v) for v in sensors.sent if v not in bad]
+    brute = duckdb.connect()
+    brute.execute("SET TimeZone = 'UTC'; CREATE TABLE r (id VARCHAR, sensor VARCHAR, value BIGINT, measured_at TIMESTAMPTZ)")
+    brute.executemany("INSERT INTO r VALUES (?, ?, ?, ?)", [[e["id"], e["sensor"], e["value"], e["measured_at"]] for e in told])
+    catalog = declared(sensors.topic, mended=True)
+    for name, ours, theirs in [
+        ("minutes", ["most", how_many("ids")], "max(value), count(DISTINCT id)"),
+        ("shares", ["share"], "max(CASE WHEN value <> 0 THEN 100 / value END)"),
+        ("leasts", ["least"], "min(value)"),
+        ("newests", ["newest"], "max(measured_at)"),
+    ]:
+        rows = lake.read(spark, lake.table(sensors.settings, catalog[name]))
+        merged = fold.merge(catalog.rollups[name], rows).select("sensor", "minute", *ours).toArrow()
+        answer = brute.sql(f"SELECT sensor, date_trunc('minute', measured_at), {theirs} FROM r GROUP BY ALL").to_arrow_table()
+        assert values(merged) == values(answer)
+
+
+def values(table: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+# The tests below follow one home through its days, in this order.
+
+
+def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_are_set_aside(sensors: Sensors, run) -> None:
+    sensors.send(*(reading(n) for n in range(200)))
+    stream = run(sensors.settings, {"topic": sensors.topic})
+    stream.until(sensors.read)
+    sensors.send(*(value for value, _ in BAD))
+    stream.until(sensors.read)
+    sensors.send(reading(200, value=0), *(reading(n) for n in range(201, 300)))
+    stream.until(sensors.read)
+    sensors.send(*(reading(n) for n in range(300, 400)))
+    stream.until(lambda: sensors.read() and speed.status(sensors.settings)["progress"]["lag"] == 0)
+
+    found = {(bytes(v), r) for v, r in sensors.rows("SELECT kafka.value, reject FROM LOG WHERE reject IS NOT NULL")}
+    assert {r for _, r in found} == {r for _, r in BAD}
+    assert found == set(BAD)
+    [counted] = sensors.rows("SELECT count(id), count(reject), (SELECT sum(rejects) FROM ledger) FROM LOG")
+    assert counted == (400, len(BAD), len(BAD))
+
+    aside = speed.status(sensors.settings)["progress"]["set_aside"]
+    assert sorted(aside) == ["leasts", "shares"]
+    assert "valeu" in aside["leasts"] and "DIVIDE_BY_ZERO" in aside["shares"]
+    tables = {name: lake.table(sensors.settings, declared(sensors.topic)[name]) for name in ("minutes", "shares", "leasts")}
+    newest = lake.table(sensors.settings, declared(sensors.topic)[sensors.topic]).appended("main")
+    assert tables["minutes"].appended("main") == newest
+    assert (tables["shares"].appended("main") or 0) < newest and not tables["leasts"].exists
+
+    with pytest.raises(local.LeaseHeld, match=f"process {stream.popen.pid} holds .*only one may run"):
+        speed.run(sensors.settings, declared(sensors.topic))
+    stream.drains()
+
+
+def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_that_is_away_is_waited_for(
+    sensors: Sensors, run, spark: SparkSession, broker: Settings
+) -> None:
+    shutil.copytree(sensors.checkpoint.path, sensors.settings.home / "older")
+    sensors.send(*(reading(n) for n in range(400, 450)))
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    stream.until(lambda: sensors.read() and speed.status(sensors.settings)["progress"]["set_aside"] == {})
+    check_everything(sensors, spark)
+
+    local.stop(broker, local.BROKER, signal.SIGKILL)
+    try:
+        stream.until(lambda: "no Kafka broker answers" in stream.said)
+        stream.until(lambda: speed.status(sensors.settings)["heartbeat"]["state"] == "waiting")
+    finally:
+        local.start_broker(broker)
+    stream.until(lambda: "the broker is back" in stream.said)
+    sensors.send(*(reading(n) for n in range(450, 500)))
+    stream.until(sensors.read)
+    stream.drains()
+    check_everything(sensors, spark)
+
+
+def test_older_copy_of_the_checkpoint_is_refused(sensors: Sensors, spark: SparkSession) -> None:
+    path, newest = sensors.checkpoint.path, sensors.settings.home / "newest"
+    path.rename(newest)
+    (sensors.settings.home / "older").rename(path)
+    sensors.refused("an old copy, or files are lost; open a new generation .* tidemark speed --stream main --recover")
+    shutil.rmtree(path)
+    newest.rename(path)
+
+
+def test_lost_checkpoint_is_refused_until_recovered_and_then_nothing_is_lost_or_doubled(
+    sensors: Sensors, run, spark: SparkSession
+) -> None:
+    """The worst moment: killed between the log and the rollups of a batch, so that only the checkpoint knew of it."""
+    sensors.send(*(reading(n) for n in range(500, 520)))
+    run(sensors.settings, {"topic": sensors.topic, "mended": True}, failpoint="between").dies()
+    last = lake.table(sensors.settings, declared(sensors.topic)[sensors.topic]).appended("main")
+    assert last is not None and last > max(r["seq"] for r in lake.ledger_rows(sensors.settings, "main"))
+    shutil.rmtree(sensors.checkpoint.path)
+    sensors.send(*(reading(n) for n in range(520, 540)))
+    sensors.refused("is lost, but the lake has .* batches of stream main; open a new generation")
+
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True}, recover=True)
+    stream.until(sensors.read)
+    stream.drains()
+    check_everything(sensors, spark)
+    generations = {(r["generation"], r["seq"] > last) for r in lake.ledger_rows(sensors.settings, "main")}
+    assert generations == {(1, False), (2, True)}
+
+    # SIGTERM drained between two batches: the last one is committed, and nobody reads a stack trace.
+    assert sensors.checkpoint.newest("offsets") == sensors.checkpoint.newest("commits")
+    assert speed.status(sensors.settings)["heartbeat"]["state"] == "stopped"
+    assert "Traceback" not in stream.said and "\tat " not in stream.said and "Exception" not in stream.said
+
+
+def test_topic_that_was_created_again_is_refused(sensors: Sensors, spark: SparkSession, broker: Settings) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.brokers})
+    admin.delete_topics([sensors.topic])[sensors.topic].result()
+    kafka.apply(broker, declared(sensors.topic).topics.values())
+    sensors.refused(f"topic {sensors.topic} was deleted and created again .* Give the new topic another name")
