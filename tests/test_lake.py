@@ -713,7 +713,8 @@ def read_by_polars(spark, table):
 
 def read_by_duckdb(spark, table):
     files = [str(table.path / f.path) for f in table.files()]
-    connection = duckdb.connect(config={"TimeZone": "UTC"})
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
     return connection.sql("SELECT * FROM read_parquet(?, hive_partitioning = true)", params=[files]).to_arrow_table()
 
 
