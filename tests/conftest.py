@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tidemark import local
 from tidemark.settings import Settings
@@ -32,6 +33,13 @@ def fresh(home: Path) -> Settings:
         brokers=f"127.0.0.1:{free_port()}",
         controller_port=free_port(),
     )
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """The command line sends logs to its own stderr, which is closed when its test ends."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
