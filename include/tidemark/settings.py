@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     """The business time zone: a name of the IANA database."""
     replication: int = 1
     """The replication factor of a topic that does not say its own."""
-    trigger: str = "5 seconds"
+    trigger: str = "3 seconds"
     """How often a stream takes what has come."""
     batch_records: int = 200_000
     """The most records a micro-batch takes; a stream that is behind catches up in batches of this size."""

@@ -703,6 +703,10 @@ class Due:
     def __init__(self, every: str) -> None:
         self.seconds, self.next = duration(every).total_seconds(), 0.0
 
+    def wait(self, length: timedelta) -> None:
+        """Not due again before so long from now."""
+        self.next = time.monotonic() + length.total_seconds()
+
     def __call__(self) -> bool:
         if time.monotonic() < self.next:
             return False
@@ -737,12 +741,17 @@ class Refresher:
             step = duration(view.shortcut.step)
             until = floor(at, step) + 2 * step
             last = self.seen.get(view.name)
+            # Once a pane is enough: its first batch brings the mark before it to its end. Only a stream that falls silent
+            # in the middle of a pane is waited for, two steps long.
+            if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
+                continue
             # The first time it goes on where the full way ended, which took its time.
             since = max(floor(last, step) + step if last else covered, until - duration(view.shortcut.live.back))
             began = time.monotonic()
             rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
             self.swap(view, rows, since, until, step)
             self.seen[view.name] = at
+            self.due[view.name].wait(2 * step)
             log.info(
                 "marks",
                 view=view.name,

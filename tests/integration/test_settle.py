@@ -251,14 +251,14 @@ def test_settling_finds_no_live_row_changed_and_none_too_many(day: Traffic) -> N
 
 
 def test_publication_is_one_commit_a_table_that_writes_no_data(
-    day: Traffic, spark: SparkSession, record_property: Callable[[str, Any], None]
+    day: Traffic, spark: SparkSession, record_testsuite_property: Callable[[str, Any], None]
 ) -> None:
     before, after, again = day.versions
     assert after == {name: version + 1 for name, version in before.items()}
     assert {p.table: p.version for p in day.published} == after
     assert day.files[0] == day.files[1] and len(day.files[0]) > 0
     seconds = {p.table: round(p.seconds, 4) for p in day.published}
-    record_property("publication_seconds", seconds)
+    record_testsuite_property("publication_seconds", seconds)
     assert sorted(seconds.values())[len(seconds) // 2] < 1, seconds
 
     assert again == after and {p.version for p in day.again} == {None}  # publishing twice does nothing
