@@ -330,7 +330,7 @@ def beats(config: Settings, stream: str) -> bool:
     from tidemark import speed
 
     beat = speed.status(config, stream).get("heartbeat", {})
-    if beat.get("state") not in ("starting", "running"):
+    if beat.get("state") not in ("starting", "running", "waiting"):
         return False
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
         return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
