@@ -184,6 +184,10 @@ class Table:
             for a in adds
         ]
 
+    def files_of(self, lo: int, hi: int) -> list[File]:
+        """The files that may hold rows of batches `lo` to `hi`: live ones whose span meets it, and all of other origin."""
+        return [f for f in self.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]
+
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""
         return self.delta().transaction_version(stream) if self.exists else None

@@ -318,7 +318,7 @@ class Settling:
         )
         lo, hi = min((r["seq"] for r in rows), default=0), max((r["seq"] for r in rows), default=-1)
         table = self.outer[topic.name]
-        files = [f for f in table.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]
+        files = table.files_of(lo, hi)
         held = fold.within_offsets(lake.read(self.spark, table, files=files), fold.spans(rows).get(topic.name, {}))
         counted = held.groupBy(F.col("kafka.partition").alias("partition")).agg(
             F.sum(F.col("reject").isNull().cast("bigint")).alias("accepted"),

@@ -354,7 +354,7 @@ class Stream:
         events = {}
         for parameter, topic in rollup.reads.items():
             table = self.tables[topic.name]
-            files = [f for f in table.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]
+            files = table.files_of(lo, hi)
             rows = fold.within_offsets(lake.read(self.spark, table, files=files), offsets.get(topic.name, {}))
             events[parameter] = fold.accepted(topic, rows)
         batch = lake.Batch(self.name, lo, hi, offsets)
@@ -585,12 +585,6 @@ class Stream:
             lake.compact(self.spark, self.settings, self.ledger, None, {self.name: pin.seq})
 
         return work
-
-
-def kafka_comment(declared: Declared) -> str:
-    from tidemark.model import comment
-
-    return comment(declared)
 
 
 def merging(declared: Declared) -> Callable[[DataFrame], DataFrame] | None:
