@@ -146,6 +146,15 @@ class Lake:
         inputs = fold.inputs(reads, lambda declared, *_: self.tables[declared.name], low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=True)
 
+    def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:
+        """By the short way, with what lies before every mark and within its hour merged into one row a page."""
+        spark, lookback = next(iter(self.tables.values())).sparkSession, duration(view.lookback)
+        last = end - duration(view.shortcut.step)
+        span, bounds = fold.period(spark, last - lookback, start), fold.period(spark, start - lookback, end)
+        rows = {p: fold.within(self.tables[r.name], r.time, bounds) for p, r in view.shortcut.reads.items()}
+        inputs = {p: fold.coarser(r, rows[p], span).drop("day") for p, r in view.shortcut.reads.items()}
+        return fold.answer(view, view.shortcut.function, inputs, fold.period(spark, start, end), settled=True)
+
 
 def rolled(rollup, logs: dict[str, DataFrame]) -> DataFrame:
     return fold.roll(rollup, {p: fold.accepted(t, logs[t.name]) for p, t in rollup.reads.items()})
@@ -217,7 +226,7 @@ def difference(
     view = CATALOG.views[name]
     ours = f"SELECT {columns(name)} FROM found WHERE way = '{way}' AND name = '{name}'"
     theirs = f"SELECT {columns(name)} FROM ({ANSWERS[name]})"
-    if way == "short":
+    if way in ("short", "coarse"):
         theirs += f" WHERE {view.time} >= '{period[0]}' AND {view.time} < '{period[1]}'"
     connection.register("found", found)
     return connection.execute(
@@ -265,6 +274,8 @@ def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw
         if view.shortcut:
             newest = marks(view, world, whole)
             ways["short", view.name] = newest, [live.answers(view, view.shortcut.function, view.shortcut.reads, *newest)]
+            if view.shortcut.coarse:
+                ways["coarse", view.name] = newest, [live.coarse_answers(view, *newest)]
     found = labelled((*way, frame) for way, (_, frames) in ways.items() for frame in frames)
     rows = labelled(
         (way, rollup.name, fold.merge(rollup, lake.tables[rollup.name]).select(F.to_json(F.struct("*")).alias("row")))

@@ -25,6 +25,12 @@ MILLIS_OF_YEAR_10000 = 253_402_300_800_000
 # What Spark calls year 0 or year 10000 no other reader of the lake can hold.
 FIRST, LAST = "0001-01-01", "9999-12-31"
 HEADERS = "array<struct<key:string,value:binary>>"
+COMMENTS = {
+    "day": "the business day",
+    "kafka": "where the record comes from: partition, offset, Kafka's own timestamp, key, value and headers as bytes",
+    "reject": "why the record was not accepted; null when it was",
+    "settled": "true once computed from the whole log and checked, false while live",
+}
 
 
 # ---------------------------------------------------------------------------------------------------- records → events
@@ -37,19 +43,14 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     One row for each record, always: a record that cannot be read has its bytes and the reason. JSON types are compared,
     nothing is bent. Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
     """
+    if topic.format == "text":
+        return judged_lines(topic, records)
     size, text = F.coalesce(F.length("value"), F.lit(0)), F.col("value").cast("string")
     # The value is parsed as [value, hash of it]: the parser alone would accept `{"a":1} garbage`.
     wrapped = F.concat(F.lit("["), text, F.lit(","), F.xxhash64("value").cast("string"), F.lit("]"))
     readable = (size > 0) & (size <= topic.largest_event) & F.expr("is_valid_utf8(cast(value AS string))")
     parsed = records.select(
-        F.struct(
-            F.col("partition").cast("int").alias("partition"),
-            F.col("offset").cast("bigint").alias("offset"),
-            F.col("timestamp").cast("timestamp").alias("timestamp"),
-            "key",
-            "value",
-            F.col("headers").cast(HEADERS).alias("headers"),
-        ).alias("kafka"),
+        as_kafka(),
         size.alias("_size"),
         F.xxhash64("value").alias("_hash"),
         F.when(readable, F.try_parse_json(wrapped)).alias("_json"),
@@ -73,10 +74,39 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
         *(F.coalesce(F.expr(f"schema_of_variant(_v_{c.name})"), F.lit("MISSING")).alias(f"_t_{c.name}") for c in topic.columns),
     )
     typed = typed.select("*", *(read_as(c).alias(c.name) for c in topic.columns))
-    problems = [F.col("_broken"), *(problem(c) for c in topic.columns)]
-    timed = typed.withColumn("_event_time", event_time(topic))
+    return timed(topic, typed, [F.col("_broken"), *(problem(c) for c in topic.columns)])
+
+
+def judged_lines(topic: Topic, records: DataFrame) -> DataFrame:
+    """Records of a topic of plain text: each value is a line, an empty one too."""
+    (column,) = topic.columns
+    text, size = F.col("value").cast("string"), F.length("value")
+    broken = (
+        F.when(F.col("value").isNull(), "no value")
+        .when(size > topic.largest_event, f"larger than {topic.largest_event} bytes")
+        .when(~F.expr("is_valid_utf8(cast(value AS string))"), "not UTF-8")
+    )
+    return timed(topic, records.select(as_kafka(), broken.alias("_broken"), text.alias(column.name)), [F.col("_broken")])
+
+
+def as_kafka() -> Expression:
+    """Where a record comes from, as the log keeps it: Spark's columns as one struct."""
+    return F.struct(
+        F.col("partition").cast("int").alias("partition"),
+        F.col("offset").cast("bigint").alias("offset"),
+        F.col("timestamp").cast("timestamp").alias("timestamp"),
+        "key",
+        "value",
+        F.col("headers").cast(HEADERS).alias("headers"),
+    ).alias("kafka")
+
+
+def timed(topic: Topic, typed: DataFrame, problems: list[Expression]) -> DataFrame:
+    """Typed rows with what is wrong with them, judged by their time too, as rows of the log."""
+    rows = typed.withColumn("_event_time", event_time(topic))
     at, seen = F.col("_event_time"), F.col("kafka.timestamp")
-    problems += [
+    problems = [
+        *problems,
         F.when(at.isNull(), "no event time"),
         F.when(at < F.lit(OLDEST).cast("timestamp"), "event time is before the year 2000"),
         F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
@@ -84,7 +114,7 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     if topic.accept_late:
         late = f"event time is more than {topic.accept_late} before Kafka's timestamp"
         problems.append(F.when(at < seen - interval(topic.accept_late), late))
-    reason = timed.withColumn("reject", F.coalesce(*problems))
+    reason = rows.withColumn("reject", F.coalesce(*problems))
     accepted = F.col("reject").isNull()
     return reason.select(
         *(F.when(accepted, F.col(c.name)).alias(c.name) for c in topic.columns),
@@ -194,16 +224,29 @@ def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
     return with_day(shaped(f"rollup {rollup.name}", frame, (*rollup.key, *rollup.merge)), rollup.time)
 
 
-def merge(rollup: Rollup, rows: DataFrame) -> DataFrame:
-    """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on."""
+def merge(rollup: Rollup, rows: DataFrame, many: bool = False) -> DataFrame:
+    """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on.
+
+    `many` says that hundreds of rows share a key: sets are then united by one aggregate instead of one after the other.
+    """
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
     sets = [c for c, m in rollup.merge.items() if m == "distinct"]
     plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
-    grouped = rows.groupBy(*rollup.key).agg(*plain, *(F.collect_list(c).alias(c) for c in sets), *([whole] if latest else []))
-    columns = {c: F.col(f"_latest.{c}") for c in latest} | {c: functions.union_of(c).alias(c) for c in sets}
+    gathered = [(functions.union(c) if many else F.collect_list(c)).alias(c) for c in sets]
+    grouped = rows.groupBy(*rollup.key).agg(*plain, *gathered, *([whole] if latest else []))
+    columns = {c: F.col(f"_latest.{c}") for c in latest}
+    columns |= {} if many else {c: functions.union_of(c).alias(c) for c in sets}
     return grouped.select(*rollup.key, *(columns.get(c, F.col(c)) for c in rollup.merge))
+
+
+def coarser(rollup: Rollup, rows: DataFrame, span: DataFrame) -> DataFrame:
+    """A rollup's rows with those of a span (one row: `start`, `end`) merged into one for each rest of the key, at its start."""
+    start, end = F.col("_span.start"), F.col("_span.end")
+    there = rows.crossJoin(F.broadcast(span.select(F.struct("start", "end").alias("_span"))))
+    moved = F.when((F.col(rollup.time) >= start) & (F.col(rollup.time) < end), start).otherwise(F.col(rollup.time))
+    return merge(rollup, there.withColumn(rollup.time, moved), many=True)
 
 
 # ---------------------------------------------------------------------------------------------------- rows → answers
@@ -310,10 +353,28 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
                 else:
                     whole = answer(declared, declared.function, inputs, bounds, settled=False)
                     frames[declared.name] = whole.drop("settled", *(() if declared.time == "day" else ("day",)))
-            yield declared, schema_of(whole)
+            yield declared, described(declared, schema_of(whole))
         except Exception as error:
             missing = error.args and error.args[0] in catalog.names
             yield declared, DeclarationError(f"{declared.name} reads {error.args[0]}, which failed") if missing else error
+
+
+def described(declared: Declared, schema: StructType) -> StructType:
+    """The schema with a comment on each column that has something to say: its meaning, and the zone of its time."""
+    from pyspark.sql.types import DateType, StructField, StructType, TimestampType
+
+    said = dict(COMMENTS)
+    if isinstance(declared, Topic):
+        said |= {c.name: c.comment for c in declared.columns}
+    else:
+        said |= {c: "a set, as a theta sketch" for c, m in getattr(declared, "merge", {}).items() if m == "distinct"}
+        said |= declared.comments
+    fields = []
+    for f in schema.fields:
+        zone = "UTC" if isinstance(f.dataType, TimestampType) else functions.zone() if isinstance(f.dataType, DateType) else ""
+        comment = ", ".join(filter(None, (said.get(f.name, ""), zone)))
+        fields.append(StructField(f.name, f.dataType, True, {"comment": comment} if comment else {}))
+    return StructType(fields)
 
 
 Read = Callable[[Declared, datetime, datetime], "DataFrame"]

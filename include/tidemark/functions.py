@@ -16,13 +16,23 @@ PANE_LG_NOMINAL = 20
 VIEW_LG_NOMINAL = 26
 
 
-def distinct(column: str) -> Column:
+def distinct(column: str | Column) -> Column:
     """The set of a column's values, as a theta sketch (BINARY): an aggregate for a rollup that merges by `distinct`.
 
     A hash set while it has fewer than 2^20 values, hence exact to there, 8 bytes a value, the same bytes in any order.
     The value is prefixed because sketches skip empty strings; nulls are not counted.
     """
-    return F.theta_sketch_agg(F.concat(F.lit("="), F.col(column).cast("string")), PANE_LG_NOMINAL)
+    return F.theta_sketch_agg(
+        F.concat(F.lit("="), (F.col(column) if isinstance(column, str) else column).cast("string")), PANE_LG_NOMINAL
+    )
+
+
+def position() -> Column:
+    """Where Kafka holds a record, `partition/offset`: what tells events apart in a topic without an `id`.
+
+    A record that its producer sent twice stands at two offsets, and counts twice.
+    """
+    return F.concat_ws("/", F.col("kafka.partition"), F.col("kafka.offset"))
 
 
 def union(column: str) -> Column:

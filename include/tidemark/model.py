@@ -6,6 +6,7 @@ with a `DeclarationError` whose sentence names the thing, what was wanted and wh
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -46,15 +47,23 @@ class Column:
     name: str
     type: str
     nullable: bool
+    comment: str = ""
+
+
+COLUMN = re.compile(
+    r"\s*(\w+)\s+([A-Za-z]+(?:\(\s*\d+\s*,\s*\d+\s*\))?)(\s+NOT\s+NULL)?(?:\s+COMMENT\s+'((?:[^']|'')*)')?\s*", re.IGNORECASE
+)
 
 
 def columns(schema: str, owner: str) -> tuple[Column, ...]:
-    """`"event_id STRING NOT NULL, price DECIMAL(10,2)"` as columns. Raises `DeclarationError`."""
+    """`"event_id STRING NOT NULL, price DECIMAL(10,2) COMMENT 'in euros'"` as columns. Raises `DeclarationError`."""
     found: list[Column] = []
-    for part in re.split(r",(?![^(]*\))", schema):
-        match = re.fullmatch(r"\s*(\w+)\s+([A-Za-z]+(?:\(\s*\d+\s*,\s*\d+\s*\))?)(\s+NOT\s+NULL)?\s*", part, re.IGNORECASE)
+    for part in re.findall(r"((?:'(?:[^']|'')*'|\([^)]*\)|[^,])+)", schema):
+        match = COLUMN.fullmatch(part)
         if not match:
-            raise DeclarationError(f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL]"')
+            raise DeclarationError(
+                f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL] [COMMENT \'meaning, unit\']"'
+            )
         name, kind, required = match[1], re.sub(r"\s", "", match[2].upper()), bool(match[3])
         refuse_if(kind.split("(")[0] not in TYPES, f"{owner}: column {name} has type {kind}; types are {', '.join(TYPES)}")
         sizes = [int(n) for n in re.findall(r"\d+", kind)]
@@ -63,7 +72,7 @@ def columns(schema: str, owner: str) -> tuple[Column, ...]:
         refuse_if(not NAME.fullmatch(name), f"{owner}: column name {name} is not lower case with underscores")
         refuse_if(name in PLATFORM_COLUMNS, f"{owner}: column {name} is a name that the platform uses; choose another")
         refuse_if(name in (c.name for c in found), f"{owner}: column {name} stands twice in the schema")
-        found.append(Column(name, kind, nullable=not required))
+        found.append(Column(name, kind, not required, (match[4] or "").replace("''", "'")))
     return tuple(found)
 
 
@@ -100,14 +109,17 @@ def expect(expectation: str, *, severity: Literal["critical", "warning"] = "crit
 class Topic:
     """A Kafka topic, as code.
 
-    `schema` is what an accepted record holds; `id` what makes an event itself (a repeat must equal its original);
-    `event_time` a SQL expression over the schema. `accept_late` refuses records whose event time is older than that
-    beside Kafka's own timestamp; without it nothing is too late. `largest_event` (bytes) is judged, `max_message_bytes`
-    is Kafka's own limit. `sample` draws one event at an instant, for demonstrations.
+    `schema` is what an accepted record holds; `id` what makes an event itself (a repeat must equal its original): without
+    one a record is its partition and offset (`functions.position`), so a repeat counts again. `event_time` is a SQL
+    expression over the schema, or `kafka.timestamp`. `format="text"` takes each value as a line, into one STRING column.
+    `compacted` and `transactional` topics may have offsets without a record, which the ledger then counts and explains.
+    `accept_late` refuses records whose event time is older than that beside Kafka's own timestamp; without it nothing is
+    too late. `keep` is how long the log holds a day; without it, for ever. `largest_event` (bytes) is judged,
+    `max_message_bytes` is Kafka's own limit. `sample` draws one event at an instant, for demonstrations.
     """
 
     name: str
-    key: str
+    key: str | None
     partitions: int
     schema: str
     event_time: str
@@ -121,7 +133,10 @@ class Topic:
     max_message_bytes: int = 16 * 1024 * 1024
     largest_event: int = 1024 * 1024
     compacted: bool = False
+    transactional: bool = False
+    format: Literal["json", "text"] = "json"
     accept_late: str | None = None
+    keep: str | None = None
     stream: str = "main"
     checks: tuple[Check, ...] = ()
     sample: Callable[[Any, datetime], dict[str, Any]] | None = field(default=None, compare=False)
@@ -141,15 +156,27 @@ class Topic:
                 column is not None and column not in names, f"{owner}: {role} {column} is not in the schema ({', '.join(names)})"
             )
         refuse_if(
-            not set(re.findall(r"\w+", self.event_time)) & set(names),
-            f"{owner}: event_time {self.event_time} names no column of the schema ({', '.join(names)})",
+            not set(re.findall(r"\w+", self.event_time)) & set(names) and "kafka.timestamp" not in self.event_time,
+            f"{owner}: event_time {self.event_time} names no column of the schema ({', '.join(names)}) nor kafka.timestamp",
+        )
+        refuse_if(self.format not in ("json", "text"), f'{owner}: format is "json" or "text", not "{self.format}"')
+        lines = [(c.type, c.nullable) for c in self.columns] == [("STRING", False)]
+        refuse_if(
+            self.format == "text" and not lines,
+            f'{owner}: format="text" has one column, "line STRING NOT NULL"; its schema is {self.schema}',
         )
         required = [c.name for c in self.columns if not c.nullable]
         refuse_if(
             self.id is not None and self.id not in required, f"{owner}: id {self.id} may be null in the schema; write it NOT NULL"
         )
-        for text in filter(None, (self.retention, self.segment, self.accept_late)):
+        for text in filter(None, (self.retention, self.segment, self.accept_late, self.keep)):
             duration(text, owner)
+
+    @property
+    def gaps(self) -> str:
+        """Why offsets may hold no record; empty where every offset must hold one."""
+        why = (("compacted away", self.compacted), ("transaction markers and aborted records", self.transactional))
+        return " or ".join(said for said, so in why if so)
 
     @property
     def table(self) -> str:
@@ -168,6 +195,7 @@ class Rollup:
     time: str
     merge: Mapping[str, str]
     checks: tuple[Check, ...] = ()
+    comments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         owner = f"rollup {self.name}"
@@ -227,12 +255,15 @@ class Shortcut:
     """A shorter way to a view's newest rows, held to the same answer by its law test.
 
     `step` is the spacing of the view's rows in time. It fills rows missing up to `live.back` behind stream time.
+    `coarse` promises that a row's answer is of the rollups' rows within `lookback` before it and merges them, so that those
+    which lie before every row of the period may be handed in merged into one, at the time of the earliest.
     """
 
     function: Callable[..., Any] = field(compare=False)
     live: Live
     reads: Mapping[str, Topic | Rollup | View]
     step: str
+    coarse: bool = False
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
         return self.function(*args, **frames)
@@ -255,6 +286,7 @@ class View:
     lookback: str = "0 seconds"
     lookahead: str = "0 seconds"
     checks: tuple[Check, ...] = ()
+    comments: Mapping[str, str] = field(default_factory=dict)
     shortcut: Shortcut | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -270,7 +302,13 @@ class View:
         return self.function(*args, **frames)
 
     def live(
-        self, *, every: str, back: str, reads: Mapping[str, Topic | Rollup | View], step: str | None = None
+        self,
+        *,
+        every: str,
+        back: str,
+        reads: Mapping[str, Topic | Rollup | View],
+        step: str | None = None,
+        coarse: bool = False,
     ) -> Callable[..., Shortcut]:
         """Declare a shorter way to this view's newest rows; the decorated function stays callable."""
 
@@ -281,7 +319,7 @@ class View:
             check_wiring(owner, function, reads, also=("period",))
             check_sources(owner, reads)
             refuse_if(step is not None and not duration(step, f"{owner}: step"), f'{owner}: step must be longer than "{step}"')
-            shortcut = Shortcut(function, Live(every, back), dict(reads), step or every)
+            shortcut = Shortcut(function, Live(every, back), dict(reads), step or every, coarse)
             object.__setattr__(self, "shortcut", shortcut)
             return shortcut
 
@@ -319,10 +357,21 @@ def check_key(owner: str, key: tuple[str, ...], time: str, day_is_time: bool = F
 
 
 def rollup(
-    *, reads: Mapping[str, Topic], key: tuple[str, ...], time: str, merge: Mapping[str, str], checks: Iterable[Check] = ()
+    *,
+    reads: Mapping[str, Topic],
+    key: tuple[str, ...],
+    time: str,
+    merge: Mapping[str, str],
+    checks: Iterable[Check] = (),
+    comments: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Rollup]:
-    """Declare a rollup: the decorated function groups accepted records by `key`, `merge` says how its rows merge."""
-    return lambda function: Rollup(function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks))
+    """Declare a rollup: the decorated function groups accepted records by `key`, `merge` says how its rows merge.
+
+    `comments` are the columns' meanings and units, as DESCRIBE shows them.
+    """
+    return lambda function: Rollup(
+        function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks), dict(comments or {})
+    )
 
 
 def view(
@@ -334,9 +383,24 @@ def view(
     lookback: str = "0 seconds",
     lookahead: str = "0 seconds",
     checks: Iterable[Check] = (),
+    comments: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], View]:
-    """Declare a view: the decorated function answers for a period; `live` keeps its newest rows fresh."""
-    return lambda function: View(function.__name__, function, dict(reads), key, time, live, lookback, lookahead, tuple(checks))
+    """Declare a view: the decorated function answers for a period; `live` keeps its newest rows fresh.
+
+    `comments` are the columns' meanings and units, as DESCRIBE shows them.
+    """
+    return lambda function: View(
+        function.__name__,
+        function,
+        dict(reads),
+        key,
+        time,
+        live,
+        lookback,
+        lookahead,
+        tuple(checks),
+        dict(comments or {}),
+    )
 
 
 @dataclass(frozen=True)
@@ -389,6 +453,36 @@ def streams_of(declared: Declared) -> frozenset[str]:
     if isinstance(declared, Topic):
         return frozenset({declared.stream})
     return frozenset().union(*(streams_of(s) for s in sources(declared)))
+
+
+def fingerprint(declared: Declared) -> str:
+    """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
+    said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in ("function", "reads", "shortcut", "sample")))]
+    if not isinstance(declared, Topic):
+        said += [
+            inspect.getsource(declared.function),
+            inspect.getsource(inspect.getmodule(declared.function) or declared.function),
+        ]
+        said += [f"{parameter}={fingerprint(source)}" for parameter, source in declared.reads.items()]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:12]
+
+
+def readers(catalog: Catalog, names: Iterable[str]) -> set[str]:
+    """The rollups and views among `names`, and all that read them, however far."""
+    found = set(names)
+    for declared in catalog.derived:  # each after what it reads
+        if any(s.name in found for s in declared.reads.values()):
+            found.add(declared.name)
+    return found & {d.name for d in catalog.derived}
+
+
+def needed(catalog: Catalog, names: Iterable[str]) -> set[str]:
+    """`names` and all that they read, however far, topics included."""
+    found = set(names)
+    for declared in reversed((*catalog.topics.values(), *catalog.derived)):
+        if declared.name in found and not isinstance(declared, Topic):
+            found |= {s.name for s in declared.reads.values()}
+    return found
 
 
 def comment(declared: Declared) -> str:

@@ -34,7 +34,11 @@ PAGE_VIEWS = Topic(
     key="visitor_id",
     partitions=6,
     retention="7 days",
-    schema="event_id STRING NOT NULL, visitor_id STRING NOT NULL, page STRING NOT NULL, viewed_at TIMESTAMP NOT NULL",
+    schema="""
+        event_id STRING NOT NULL COMMENT 'made by the browser; a repeat has the same one',
+        visitor_id STRING NOT NULL,
+        page STRING NOT NULL COMMENT 'the path, without host and query',
+        viewed_at TIMESTAMP NOT NULL COMMENT 'by the browser''s clock'""",
     id="event_id",
     event_time="viewed_at",
     sample=sample_view,
@@ -60,6 +64,11 @@ PAGE_VIEWS = Topic(
     key=("page", "pane"),
     time="pane",
     merge={"views": "distinct", "visitors": "distinct"},
+    comments={
+        "pane": "the start of the five seconds",
+        "views": "event ids, a theta sketch",
+        "visitors": "visitor ids, a theta sketch",
+    },
 )
 def page_panes(views: DataFrame) -> DataFrame:
     """Five-second panes of each page. Every longer window is a union of panes, so none is stored."""
@@ -67,6 +76,10 @@ def page_panes(views: DataFrame) -> DataFrame:
         distinct("event_id").alias("views"), distinct("visitor_id").alias("visitors")
     )
 
+
+COUNTED = {"pv": "page views: distinct event ids", "uv": "unique visitors: distinct visitor ids, exact"}
+LAST_HOUR = COUNTED | {"mark": "the end of the hour that is counted, exclusive"}
+HOUR = COUNTED | {"hour": "the start of the hour"}
 
 UV_WITHIN_PV = expect(
     "ExpectColumnPairValuesAToBeGreaterThanB",
@@ -133,13 +146,14 @@ def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
     lookback="1 hour",
     live=Live(every="10 minutes", back="10 minutes"),
     checks=[UV_WITHIN_PV],
+    comments=LAST_HOUR,
 )
 def last_hour(views: DataFrame) -> DataFrame:
     """Page views and unique visitors of each page over the hour before each five-second mark, exact."""
     return last_hours(views, "page")
 
 
-@last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes})
+@last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True)
 def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     """The newest marks of each page, as unions of panes."""
     return newest_hours(panes, period, "page")
@@ -152,13 +166,14 @@ def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     lookback="1 hour",
     live=Live(every="10 minutes", back="10 minutes"),
     checks=[UV_WITHIN_PV],
+    comments=LAST_HOUR,
 )
 def site_last_hour(views: DataFrame) -> DataFrame:
     """Page views and unique visitors of the whole site over the hour before each five-second mark, exact."""
     return last_hours(views)
 
 
-@site_last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes})
+@site_last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True)
 def site_last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     """The newest marks of the whole site, as unions of panes."""
     return newest_hours(panes, period)
@@ -169,6 +184,7 @@ def site_last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     key=("page", "hour"),
     time="hour",
     live=Live(every="30 seconds", back="2 hours"),
+    comments=HOUR,
     checks=[UV_WITHIN_PV, expect("ExpectColumnValuesToBeBetween", column="pv", min_value=1)],
 )
 def hourly_traffic(panes: DataFrame) -> DataFrame:
@@ -181,6 +197,7 @@ def hourly_traffic(panes: DataFrame) -> DataFrame:
     key=("hour",),
     time="hour",
     live=Live(every="30 seconds", back="2 hours"),
+    comments=HOUR,
     checks=[
         UV_WITHIN_PV,
         expect(
@@ -204,7 +221,7 @@ def agrees_with_hours(hours: str, *keys: str) -> list[Any]:
         FROM {{batch}} FULL JOIN (
             SELECT {", ".join((*keys, "to_date(from_utc_timestamp(hour, zone)) AS day"))},
                    sum(pv) AS hours_pv, max(uv) AS largest_uv, sum(uv) AS hours_uv
-            FROM {hours} CROSS JOIN (SELECT zone FROM period) GROUP BY ALL
+            FROM {hours} CROSS JOIN (SELECT DISTINCT zone FROM period) GROUP BY ALL
         ) USING ({columns})"""
     return [
         expect(
@@ -227,6 +244,7 @@ def agrees_with_hours(hours: str, *keys: str) -> list[Any]:
     key=("page", "day"),
     time="day",
     live=Live(every="5 minutes", back="1 hour"),
+    comments=COUNTED,
     checks=[UV_WITHIN_PV, *agrees_with_hours("hourly_traffic", "page")],
 )
 def daily_traffic(panes: DataFrame) -> DataFrame:
@@ -239,6 +257,7 @@ def daily_traffic(panes: DataFrame) -> DataFrame:
     key=("day",),
     time="day",
     live=Live(every="5 minutes", back="1 hour"),
+    comments=COUNTED,
     checks=[
         UV_WITHIN_PV,
         *agrees_with_hours("site_hourly_traffic"),
