@@ -456,12 +456,12 @@ def produce(
 ) -> Delivery:
     """Send events to a topic, and return once each is delivered to all in-sync replicas or has failed.
 
-    Bytes go as they are, a mapping as JSON. The key is the topic's key column when the event is a JSON object that holds
-    it, else null; equal keys share a partition, the one that Java's default partitioner picks. `rate` is events a second;
-    an event is taken from `events` when its turn has come. A record is tried again, in order and without repeats, for
-    `patience` seconds: a broker that is away is waited for, an event that Kafka refuses is counted and the rest go on.
-    Ctrl-C ends the sending; what was taken is still delivered. `progress` is called about five times a second and at the
-    end, with the same `Delivery`. Raises `TopicMissing`.
+    Bytes go as they are, a mapping as JSON (of a text topic: its one column's text). The key is the topic's key column
+    when the event is a JSON object that holds it, else null; equal keys share a partition, the one that Java's default
+    partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
+    again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
+    refuses is counted and the rest go on. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes
+    again. `progress` is called about five times a second and at the end, with the same `Delivery`. Raises `TopicMissing`.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -513,6 +513,7 @@ def produce(
                     tell(time.monotonic())
     except KeyboardInterrupt:
         delivery.interrupted = True
+        log.info("interrupted; delivering what was taken, Ctrl-C again gives it up", topic=topic.name, waiting=len(producer))
     finally:
         while producer.flush(0.2):
             tell(time.monotonic())
@@ -529,7 +530,7 @@ def send(
     report: Callable[[KafkaError | None, Message], None],
 ) -> None:
     """Hand one event to the client's queue, waiting while it is full."""
-    value = event if isinstance(event, bytes) else as_json(event)
+    value = event if isinstance(event, bytes) else as_value(topic, event)
     key = key_of(topic, event)
     while True:
         try:
@@ -553,8 +554,14 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
+def as_value(topic: Topic, event: Mapping[str, Any]) -> bytes:
+    return str(event[topic.columns[0].name]).encode("utf-8", "surrogatepass") if topic.format == "text" else as_json(event)
+
+
 def key_of(topic: Topic, event: bytes | Mapping[str, Any]) -> bytes | None:
     """A text's own bytes, any other JSON value as JSON; None for null, for no such field and for what is no JSON object."""
+    if topic.key is None or topic.format == "text":
+        return None
     if isinstance(event, bytes):
         try:
             event = json.loads(event.decode())
@@ -593,18 +600,19 @@ class Connection:
 # ---- events to produce
 
 
-def from_file(path: Path) -> Iterator[bytes]:
-    """The lines of a JSONL file, as they are; empty ones are left out. Raises `FileNotFoundError` at once."""
+def from_file(topic: Topic, path: Path) -> Iterator[bytes]:
+    """The lines of a file, as they are; of JSON, blank ones are left out. Raises `FileNotFoundError` at once."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; give one with an event in JSON on each line")
-    return lines(path)
+    return lines(path, text=topic.format == "text")
 
 
-def lines(path: Path) -> Iterator[bytes]:
+def lines(path: Path, text: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         for line in file:
-            if stripped := line.strip():
-                yield stripped
+            event = line.rstrip(b"\r\n") if text else line.strip()
+            if event or text:
+                yield event
 
 
 LATE, REPEATED, MALFORMED = 0.05, 0.01, 0.005
@@ -657,13 +665,15 @@ def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain
     event = topic.sample(random, at)
     if REPEATED <= chance < REPEATED + MALFORMED:
         return malformed(topic, random, event)
-    recent.append(as_json(event))
+    recent.append(as_value(topic, event))
     return recent[-1]
 
 
 def malformed(topic: Topic, random: Random, event: dict[str, Any]) -> bytes:
     """The event with one thing wrong that no topic accepts."""
-    required = [c.name for c in topic.columns if not c.nullable] or [topic.key]
+    if topic.format == "text":
+        return b"\xff\xfe" + as_value(topic, event)
+    required = [c.name for c in topic.columns if not c.nullable] or [topic.columns[0].name]
     wrong = random.choice(required)
     good = as_json(event)
     ways = [

@@ -391,12 +391,17 @@ def test_consuming_leaves_no_consumer_group_behind(broker: Settings, topic_name:
 def test_file_gives_its_lines_without_the_empty_ones(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"a": 1}\r\n\n   \n{"b": "\xc3\xab"}\nnot json\n{"last": "no newline"}')
-    assert list(kafka.from_file(file)) == [b'{"a": 1}', b'{"b": "\xc3\xab"}', b"not json", b'{"last": "no newline"}']
+    assert list(kafka.from_file(visits("any"), file)) == [
+        b'{"a": 1}',
+        b'{"b": "\xc3\xab"}',
+        b"not json",
+        b'{"last": "no newline"}',
+    ]
 
 
 def test_missing_file_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"there is no file {tmp_path / 'none.jsonl'}"):
-        kafka.from_file(tmp_path / "none.jsonl")
+        kafka.from_file(visits("any"), tmp_path / "none.jsonl")
 
 
 def read(events: list[bytes]) -> list[dict[str, str]]:
