@@ -64,7 +64,7 @@ def stage(table: Table, run: Run, staged: pa.Table) -> Run:
 
 
 def publish(settings, table: Table, run: Run, whole_days: bool = False) -> int | None:
-    return lake.publish(settings, table, run, ["main"], {"run": run.id}, whole_days)
+    return lake.publish(settings, table, run, map(date.fromisoformat, run.days), ["main"], {"run": run.id}, whole_days)
 
 
 # -------------------------------------------------------------------------------------------------------------- create
@@ -77,10 +77,48 @@ def test_a_table_is_made_once_and_says_what_it_is(table):
     assert DeltaTable(table.path).version() == 0
 
 
-def test_a_definition_with_other_columns_is_refused_by_what_differs(table):
-    other = StructType([f if f.name != "n" else StructField("n", StringType()) for f in SCHEMA.fields])
-    with pytest.raises(LakeError, match=r"table rollups/panes has columns .*'n'.*long.* where the code declares .*'n'.*string"):
+def without(name: str) -> StructType:
+    return StructType([f for f in SCHEMA.fields if f.name != name])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (without("n").add("n", "string"), "table rollups/panes: n is long, the code says string. Columns can only be added"),
+        (without("n"), "table rollups/panes: n long is not in the code. Columns can only be added"),
+        (without("n").add("number", "long"), r"n long is not in the code \(the code has gained number; a column that is renamed"),
+        (without("n").add("n", "decimal(10,2)"), r"n is long, the code says decimal\(10,2\)"),
+    ],
+)
+def test_a_column_that_is_lost_renamed_or_retyped_is_refused_with_the_ways_out(table, other, sentence):
+    put(table, 0, 1)
+    with pytest.raises(LakeError, match=sentence + r".*(Write it back as it was, or give .* a new name \(panes_v2\))?"):
         table.create(other)
+    assert numbers(table) == [1]
+
+
+def test_a_column_that_is_gained_is_null_in_old_rows_and_readers_go_on(table, spark):
+    put(table, 0, 1)
+    table.create(StructType([*SCHEMA.fields[:-1], StructField("more", StringType()), SCHEMA.fields[-1]]))
+    put(table, 1, 2)
+    batch = Batch("main", 2, 2, {})
+    wider = rows(3).append_column("more", pa.array(["x"]))
+    assert lake.append(table, batch, lake.write_arrow(table, batch.folder, wider))
+    expected = [(1, None), (2, None), (3, "x")]
+    assert (
+        sorted(tuple(r.values()) for r in DeltaTable(table.path).to_pyarrow_table(columns=["n", "more"]).to_pylist()) == expected
+    )
+    assert sorted(tuple(r) for r in lake.read(spark, table).select("n", "more").collect()) == expected
+    again = Table(table.root, table.name)
+    again.create(StructType([*SCHEMA.fields[:-1], StructField("more", StringType()), SCHEMA.fields[-1]]))
+    assert again.delta().version() == table.delta().version()
+
+
+def test_columns_have_the_comments_of_the_code(table):
+    table.create(StructType([StructField(f.name, f.dataType, True, {"comment": f"{f.name}, UTC"}) for f in SCHEMA.fields]))
+    assert [f.metadata.get("comment") for f in DeltaTable(table.path).schema().fields] == [
+        f"{f.name}, UTC" for f in SCHEMA.fields
+    ]
 
 
 def test_a_table_that_is_not_there_is_named(settings):
@@ -413,7 +451,15 @@ def test_a_views_publication_replaces_every_file_of_its_days(settings, table):
 def test_a_publication_says_who_and_why_in_the_history(settings, table):
     put(table, 0, 1)
     run = stage(table, a_run(settings, "r1", 0), rows(1))
-    lake.publish(settings, table, run, ["main"], {"run": "r1", "reason": "nightly", "pins": {"main": 0}}, whole_days=False)
+    lake.publish(
+        settings,
+        table,
+        run,
+        map(date.fromisoformat, run.days),
+        ["main"],
+        {"run": "r1", "reason": "nightly", "pins": {"main": 0}},
+        whole_days=False,
+    )
     said = json.loads(DeltaTable(table.path).history(1)[0]["userMetadata"])
     assert said == {"run": "r1", "reason": "nightly", "pins": {"main": 0}}
 
@@ -421,8 +467,11 @@ def test_a_publication_says_who_and_why_in_the_history(settings, table):
 def test_a_run_staged_by_spark_is_invisible_until_published_and_then_the_tables_own(settings, table, spark):
     put(table, 0, 1)
     run = a_run(settings, "r1", 0, DAY, NEXT)
-    for part in (rows(10, at=NOON + MICRO), rows(11, at=NOON + 24 * HOUR)):  # a day at a time
-        lake.stage(table, run.id, frame_of(spark, part))
+    assert lake.staged_upto(table, run.id) == -1
+    for number, part in enumerate((rows(10, at=NOON + MICRO), rows(11, at=NOON + 24 * HOUR))):  # a day at a time
+        lake.stage(table, run.id, frame_of(spark, part), number)
+        lake.stage(table, run.id, frame_of(spark, part), number)  # a chunk that comes twice enters once
+        assert lake.staged_upto(table, run.id) == number
     assert numbers(table) == [1]
     assert spark.read.format("delta").load(str(lake.staging(table, run.id))).count() == 2
     publish(settings, table, run)
@@ -568,7 +617,7 @@ def test_a_merge_of_files_that_a_publication_took_does_nothing(settings, table):
     chosen = table.files()
     publish(settings, table, stage(table, a_run(settings, "r1", 1), rows(10)))
     merged = lake.write_arrow(table, "live/main-0-1-merged", rows(1, 2))
-    assert lake.swap(table, chosen, merged, {}) == 0
+    assert lake.swap(table, chosen, merged, {}) is None
     assert numbers(table) == [10]
 
 
@@ -652,12 +701,23 @@ def test_a_run_that_is_not_there_is_named(settings, name):
         ("running", timedelta(0), True),
         ("running", timedelta(days=1, minutes=1), False),  # it was killed
         ("published", timedelta(0), False),
+        ("rolled back", timedelta(0), False),
+        ("dropped", timedelta(0), False),
         ("failed", timedelta(0), False),
     ],
 )
 def test_which_runs_are_undecided(state, age, undecided):
     created = (datetime.now(UTC) - age).isoformat()
     assert Run("r1", state, [], "", created, "0").undecided is undecided
+
+
+def test_a_replay_that_failed_can_go_on_for_a_day(settings):
+    now = datetime.now(UTC)
+    long_ago = (now - timedelta(days=9)).isoformat()
+    run = Run("r1", "failed", [], "", long_ago, "0", kind="replay", touched=now.isoformat())
+    assert run.undecided
+    run.touched = (now - timedelta(days=1, minutes=1)).isoformat()
+    assert not run.undecided
 
 
 def test_an_empty_day_is_settled_when_its_run_was_published(settings, table):
@@ -747,3 +807,99 @@ def test_someone_elses_files_are_read_by_their_partition(table, spark):
     put(table, 0, 1)
     write_deltalake(DeltaTable(table.path), rows(2, at=NOON + 24 * HOUR), mode="append")
     assert sorted((r["n"], r["day"]) for r in lake.read(spark, table).collect()) == [(1, DAY), (2, NEXT)]
+
+
+# --------------------------------------------------------------------------------------------------- roll back, expire
+
+
+def published(settings, table: Table, name: str, seq: int, *staged_numbers: int, whole_days: bool = False) -> Run:
+    """A run that was staged and published, as `settle.publish` leaves it."""
+    run = stage(table, a_run(settings, name, seq), rows(*staged_numbers))
+    publish(settings, table, run, whole_days)
+    run.state, run.tables["panes"] = "published", {"published": datetime.now(UTC).isoformat()}
+    run.published = run.tables["panes"]["published"]
+    lake.save(settings, run)
+    return run
+
+
+def roll_back(settings, table: Table, run: Run) -> int | None:
+    return lake.roll_back(settings, table, run, map(date.fromisoformat, run.days), {"rollback": run.id})
+
+
+def test_roll_back_brings_back_what_was_there_and_leaves_what_came_since(settings, table):
+    put(table, 0, 1, 2)
+    put(table, 1, 3)
+    run = published(settings, table, "r1", 1, 10, 20)
+    put(table, 2, 4)
+    assert numbers(table) == [4, 10, 20]
+    before = table.delta().version()
+    assert roll_back(settings, table, run) == before + 1
+    assert numbers(table) == [1, 2, 3, 4]
+    assert roll_back(settings, table, run) is None  # once is enough
+    publish(settings, table, run)
+    assert numbers(table) == [4, 10, 20]
+
+
+def test_roll_back_of_a_second_publication_brings_back_the_first(settings, table):
+    put(table, 0, 1)
+    published(settings, table, "r1", 0, 10)
+    second = published(settings, table, "r2", 0, 20)
+    assert numbers(table) == [20]
+    roll_back(settings, table, second)
+    assert numbers(table) == [10]
+
+
+def test_only_the_newest_publication_of_a_day_is_rolled_back(settings, table):
+    put(table, 0, 1)
+    first = published(settings, table, "r1", 0, 10)
+    published(settings, table, "r2", 0, 20)
+    with pytest.raises(LakeError, match=r"was published again by run r2, after run r1; roll that one back first: .* rollback r2"):
+        roll_back(settings, table, first)
+    assert numbers(table) == [20]
+
+
+def test_roll_back_refuses_when_a_file_is_gone(settings, table):
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    for file in (table.path / "live").rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(LakeError, match=r"1 files that run r1 replaced in rollups/panes are deleted, live/main-0-0-.* Settle"):
+        roll_back(settings, table, run)
+    assert numbers(table) == [10]
+
+
+def test_sweep_keeps_what_can_be_rolled_back_and_no_longer(settings, table):
+    put(table, 0, 1)
+    [folder] = (table.path / "live").iterdir()
+    run = published(settings, table, "r1", 0, 10)
+    for entry in (table.path / "_delta_log").glob("*.json"):
+        if entry.name != f"{table.delta().version():020d}.json":
+            continue
+        kept = [line for line in entry.read_text().splitlines() if "remove" not in json.loads(line)]
+        entry.write_text("\n".join(kept) + "\n")  # the history has expired: nothing in it names the file any more
+    first = table.path / "_delta_log" / f"{1:020d}.json"
+    first.write_text("\n".join(line for line in first.read_text().splitlines() if "add" not in json.loads(line)) + "\n")
+    published_at = datetime.fromisoformat(run.published or "")
+    assert lake.sweep(settings, [table], published_at + timedelta(days=13)) == []
+    assert lake.sweep(settings, [table], published_at + timedelta(days=15)) == [folder]
+
+
+def test_expired_days_leave_the_table(table):
+    put(table, 0, 1)
+    put(table, 1, 2, at=NOON + timedelta(days=1))
+    assert lake.expire(table, NEXT) == 1
+    assert numbers(table) == [2]
+    assert lake.expire(table, NEXT) == 0
+
+
+def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(settings, table):
+    from tidemark.model import catalog
+
+    own = catalog([])
+    run = a_run(settings, "r1", 0)
+    run.tables["panes"] = {"published": "now"}
+    with pytest.raises(LakeError, match="run r1 is published; take it back first: tidemark rollback r1"):
+        lake.drop(settings, own, run)
+    run.tables["panes"] = {}
+    lake.drop(settings, own, run)
+    assert lake.run_of(settings, "r1").state == "dropped"

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 import structlog
 
-from tidemark.model import Catalog, Declared, Topic, duration
+from tidemark.model import Catalog, Declared, Rollup, Topic, duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,8 @@ CONFIGURATION = {
 }
 REWRITE = "tidemark-rewrite"
 ATTEMPTS = 30
-LARGEST_MERGED = 128 * 1024 * 1024
+# Whoever reads an hour opens whole files: larger ones would hold many hours.
+LARGEST_MERGED = 32 * 1024 * 1024
 WORTH_MERGING = 12
 
 LIVE = re.compile(r"live/(?P<stream>[a-z][a-z0-9_]*)-(?P<lo>\d+)-(?P<hi>\d+)-\w+/")
@@ -148,7 +149,10 @@ class Table:
                 self._still = False
 
     def create(self, schema: StructType, comment: str = "") -> None:
-        """Make the table, partitioned by `day`, unless it is there. Raises `LakeError` when it has other columns."""
+        """Make the table, partitioned by `day`, unless it is there; columns that the code has gained are added to it.
+
+        Old rows have null there. Raises `LakeError` for a column that the code has lost, renamed or retyped.
+        """
         from deltalake import DeltaTable, Schema
 
         wanted = Schema.from_json(schema.json())
@@ -156,12 +160,30 @@ class Table:
             DeltaTable.create(
                 self.path, wanted, mode="ignore", partition_by=["day"], configuration=CONFIGURATION, description=comment or None
             )
-        found = {f.name: str(f.type) for f in self.delta().schema().fields}
-        if found != (declared := {f.name: str(f.type) for f in wanted.fields}):
+        found = {f.name: f for f in self.delta().schema().fields}
+        declared = {f.name: f for f in wanted.fields}
+        lost = [f"{n} {kind(f)} is not in the code" for n, f in found.items() if n not in declared]
+        retyped = [
+            f"{n} is {kind(f)}, the code says {kind(declared[n])}"
+            for n, f in found.items()
+            if n in declared and kind(f) != kind(declared[n])
+        ]
+        if lost or retyped:
+            gained = ", ".join(sorted(declared.keys() - found.keys()))
+            also = f" (the code has gained {gained}; a column that is renamed is one lost and one gained)" if gained else ""
             raise LakeError(
-                f"table {self.name} has columns {sorted(found.items() - declared.items())} where the code declares "
-                f"{sorted(declared.items() - found.items())}; give the changed definition a new name, or move {self.path} away"
+                f"table {self.name}: {'; '.join([*lost, *retyped])}{also}. Columns can only be added. Write it back as it "
+                f"was, or give the changed definition a new name ({self.name.split('/')[-1]}_v2), replay it, move its "
+                f"readers and delete {self.path}"
             )
+        for name, field_ in found.items():
+            if (comment_ := declared[name].metadata.get("comment")) and field_.metadata.get("comment") != comment_:
+                self.delta().alter.set_column_metadata(name, {"comment": comment_})
+        if fresh := [f for n, f in declared.items() if n not in found]:
+            with self._lock:
+                self.delta().alter.add_columns(fresh)
+                self._delta = None
+            log.info("columns added; old rows have null there", table=self.name, columns=[f.name for f in fresh])
 
     def files(self) -> list[File]:
         """Every file of the newest version."""
@@ -191,6 +213,21 @@ class Table:
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""
         return self.delta().transaction_version(stream) if self.exists else None
+
+
+def kind(field: Any) -> str:
+    """A Delta field's type in words: `string`, `decimal(10,2)`, `struct<partition integer, …>`."""
+    found = json.loads(field.to_json())["type"]
+
+    def word(said: Any) -> str:
+        if isinstance(said, str):
+            return said
+        if said["type"] == "struct":
+            members = (f"{member['name']} {word(member['type'])}" for member in said["fields"])
+            return f"struct<{', '.join(members)}>"
+        return f"array<{word(said['elementType'])}>" if said["type"] == "array" else json.dumps(said)
+
+    return word(found)
 
 
 def table(settings: Settings, declared: Declared) -> Table:
@@ -481,8 +518,8 @@ def pins(settings: Settings, streams: Sequence[str]) -> dict[str, Pin]:
     return found
 
 
-def ledger_rows(settings: Settings, stream: str) -> list[dict[str, Any]]:
-    """The ledger of one stream, oldest batch first."""
+def ledger_rows(settings: Settings, stream: str, since: int = -1) -> list[dict[str, Any]]:
+    """The ledger of one stream, oldest batch first; only batches after `since`, whose files alone are opened."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -491,14 +528,26 @@ def ledger_rows(settings: Settings, stream: str) -> list[dict[str, Any]]:
         return []
     rows: list[dict[str, Any]] = []
     for file in table.files():
+        if file.live and (file.live["stream"] != stream or int(file.live["hi"]) <= since):
+            continue
         part = pq.ParquetFile(table.path / file.path).read()
-        rows += part.filter(pc.equal(part["stream"], stream)).to_pylist()
+        rows += part.filter(pc.and_(pc.equal(part["stream"], stream), pc.greater(part["seq"], since))).to_pylist()
     return sorted(rows, key=lambda r: (r["seq"], r["topic"], r["partition"]))
+
+
+def newest_batch(settings: Settings, stream: str) -> list[dict[str, Any]]:
+    """The ledger's rows of a stream's newest batch; none before the first."""
+    entered = ledger(settings).appended(stream)
+    return ledger_rows(settings, stream, entered - 1) if entered is not None else []
 
 
 @dataclass
 class Run:
-    """A settling: what it reads (pins), its days, why, and what became of each table."""
+    """A settling or a replay: what it reads (pins), its days, why, and what became of each table.
+
+    `state` goes running → staged → published (→ rolled back), or to failed, or to dropped. `open_days` are days not over
+    yet, of which a replay mends the rollups; `chunks` are the stretches of days that it computes one after the other.
+    """
 
     id: str
     state: str
@@ -510,18 +559,32 @@ class Run:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: str | None = None
     note: str = ""
+    kind: str = "settle"
+    only: list[str] = field(default_factory=list)
+    source: str = "log"
+    open_days: list[str] = field(default_factory=list)
+    chunks: list[list[str]] = field(default_factory=list)
+    code: str = ""
+    touched: str = ""
 
     @property
     def undecided(self) -> bool:
-        """Staged and neither published nor dropped, or at work; a run that says so after a day was killed."""
-        young = datetime.now(UTC) - datetime.fromisoformat(self.created) < timedelta(days=1)
-        return self.state == "staged" or (self.state == "running" and young)
+        """Staged and neither published nor dropped, or at work; a run that nobody has touched for a day was killed."""
+        young = datetime.now(UTC) - datetime.fromisoformat(self.touched or self.created) < timedelta(days=1)
+        resumable = self.state == "running" or (self.kind == "replay" and self.state == "failed")
+        return self.state == "staged" or (resumable and young)
+
+    def days_of(self, declared: Declared) -> list[date]:
+        """The days of a table that the run computes: of a rollup also those that are not over."""
+        more = self.open_days if isinstance(declared, Rollup) else []
+        return [date.fromisoformat(d) for d in (*self.days, *more)]
 
 
 def save(settings: Settings, run: Run) -> None:
     """Write a run's record, whole or not at all."""
     path = settings.lake_path / "runs" / f"{run.id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    run.touched = datetime.now(UTC).isoformat()
     whole_or_nothing(path, json.dumps(asdict(run), indent=1, default=str))
 
 
@@ -552,11 +615,21 @@ def runs(settings: Settings) -> list[Run]:
 def settled_days(settings: Settings, table: Table) -> set[date]:
     """Days of which the table has a publication, those that turned out empty included."""
     days = {f.day for f in table.files() if f.run and f.day} if table.exists else set()
+    name = table.name.split("/")[-1]
     for run in runs(settings):
-        name = table.name.split("/")[-1]
         if run.tables.get(name, {}).get("published"):
             days |= {date.fromisoformat(d) for d in run.days}
     return days
+
+
+def reopened(settings: Settings, since: datetime) -> date | None:
+    """The earliest day not over whose rollups a run has replaced, or given back, since an instant."""
+    found = []
+    for path in (settings.lake_path / "runs").glob("*.json"):
+        if path.stat().st_mtime > since.timestamp():
+            run = as_run(path)
+            found += run.open_days if run.state in ("published", "rolled back") else []
+    return date.fromisoformat(min(found)) if found else None
 
 
 @contextmanager
@@ -576,11 +649,22 @@ def staging(table: Table, run: str) -> Path:
     return table.path / "runs" / run
 
 
-def stage(table: Table, run: str, rows: DataFrame) -> None:
-    """Write a run's rows as a Delta table of its own below the table: anyone can read it there, readers of the table do not."""
-    rows.write.format("delta").partitionBy("day").mode("append").option("maxRecordsPerFile", 5_000_000).save(
-        str(staging(table, run))
-    )
+def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
+    """Write a run's rows as a Delta table of its own below the table: anyone can read it there, readers of the table do not.
+
+    `number` counts the run's chunks of this table: one that is there already is not written again.
+    """
+    writer = rows.write.format("delta").partitionBy("day").mode("append").option("maxRecordsPerFile", 5_000_000)
+    writer.option("txnAppId", run).option("txnVersion", number).save(str(staging(table, run)))
+
+
+def staged_upto(table: Table, run: str) -> int:
+    """The number of the last chunk that a run has staged of a table; -1 before the first."""
+    from deltalake import DeltaTable
+
+    root = staging(table, run)
+    found = DeltaTable(root).transaction_version(run) if (root / "_delta_log").is_dir() else None
+    return -1 if found is None else found
 
 
 def staged(table: Table, run: str) -> list[Any]:
@@ -611,16 +695,23 @@ def staged(table: Table, run: str) -> list[Any]:
 
 
 def publish(
-    settings: Settings, table: Table, run: Run, streams: Iterable[str], said: Mapping[str, Any], whole_days: bool
+    settings: Settings,
+    table: Table,
+    run: Run,
+    days: Iterable[date],
+    streams: Iterable[str],
+    said: Mapping[str, Any],
+    whole_days: bool,
 ) -> int | None:
     """Make a run's staged files the table's, in one metadata-only commit; None when they are already.
 
     Removes what they replace on each of the run's days: every file of the day (`whole_days`, a view), or earlier
-    publications and the live files of batches that the run has read (a rollup). Readers see the old or the new.
+    publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
+    replaced is noted beside the run's record, so that `roll_back` can bring it back.
     Raises `LakeError` when a day was published with a greater pin, or a file cannot be told to lie before the pin.
     """
     adds = staged(table, run.id)
-    days = {date.fromisoformat(d) for d in run.days}
+    days = set(days)
     wanted = {unquote(a.path) for a in adds}
     others = {r.id: r for r in runs(settings)}
     pins = {s: run.pins[s] for s in streams if s in run.pins}
@@ -659,9 +750,58 @@ def publish(
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
         files = table.files()
         present = {f.path for f in files}
-        gone = [remove_action(f) for f in files if replaced(f)]
+        gone = [f for f in files if replaced(f)]
         fresh = [a for a in adds if unquote(a.path) not in present]
-        return ([*fresh, *gone], dict(said)) if fresh or gone else None
+        if not fresh and not gone:
+            return None
+        note = replaced_note(settings, run.id, table)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        whole_or_nothing(note, json.dumps([[f.path, str(f.day)] for f in gone]))
+        return [*fresh, *map(remove_action, gone)], dict(said)
+
+    return commit(table, decide)
+
+
+def replaced_note(settings: Settings, run: str, table: Table) -> Path:
+    """Where a publication notes the files that it replaced in one table: `[[path, day], …]`."""
+    return settings.lake_path / "runs" / run / f"{table.name.split('/')[-1]}.replaced.json"
+
+
+def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[date]) -> list[tuple[str, date]]:
+    """What would come back, `[(path, day)]`. Raises `LakeError` when a day was published again since, or a file is gone."""
+    name, days = table.name.split("/")[-1], set(days)
+    note = replaced_note(settings, run.id, table)
+    back = [(path, date.fromisoformat(day)) for path, day in json.loads(note.read_text())] if note.exists() else []
+    for other in runs(settings):
+        again = days & {date.fromisoformat(d) for d in (*other.days, *other.open_days)}
+        since = other.tables.get(name, {}).get("published", "")
+        if other.id != run.id and again and since > run.tables[name].get("published", ""):
+            raise LakeError(
+                f"{min(again)} of {table.name} was published again by run {other.id}, after run {run.id}; "
+                f"roll that one back first: tidemark rollback {other.id}"
+            )
+    lost = [path for path, _ in back if not (table.path / path).exists()]
+    if lost:
+        raise LakeError(
+            f"{len(lost)} files that run {run.id} replaced in {table.name} are deleted, {lost[0]} the first of them; "
+            f"what was there before cannot come back. Settle the days again: tidemark settle --day {min(days)}"
+        )
+    return back
+
+
+def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], said: Mapping[str, Any]) -> int | None:
+    """The swap of a publication, backwards, in one commit: its files go, those that it replaced come back.
+
+    None when that is done already. Raises `LakeError` as `refuse_rollback` does.
+    """
+    back = refuse_rollback(settings, table, run, days)
+
+    def decide() -> tuple[list[Any], dict[str, Any]] | None:
+        files = table.files()
+        present = {f.path for f in files}
+        ours = [remove_action(f) for f in files if f.run == run.id]
+        again = [add_action(table, table.path / path, day) for path, day in back if path not in present]
+        return ([*again, *ours], dict(said)) if again or ours else None
 
     return commit(table, decide)
 
@@ -696,12 +836,12 @@ def compact(
             merged = merged.sortWithinPartitions(table.time) if table.time else merged
             adds = write_spark(table, batch.folder, with_day_of(merged, day))
             failpoint("compaction")
-            fewer += swap(table, chosen, adds, {"compact": [batch.lo, batch.hi], "day": str(day)})
+            fewer += swap(table, chosen, adds, {"compact": [batch.lo, batch.hi], "day": str(day)}) or 0
     return fewer
 
 
-def swap(table: Table, gone: Sequence[File], adds: Sequence[Any], said: Mapping[str, Any]) -> int:
-    """Replace chosen files by others, unless one of them is gone by now; then nothing happens. Returns files fewer."""
+def swap(table: Table, gone: Sequence[File], adds: Sequence[Any], said: Mapping[str, Any]) -> int | None:
+    """Replace chosen files by others; returns how many files fewer. None, and nothing happens, when one is gone by now."""
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
         present = {f.path for f in table.files()}
@@ -709,7 +849,7 @@ def swap(table: Table, gone: Sequence[File], adds: Sequence[Any], said: Mapping[
             return None
         return [*adds, *map(remove_action, gone)], dict(said)
 
-    return len(gone) - len(adds) if commit(table, decide) is not None else 0
+    return len(gone) - len(adds) if commit(table, decide) is not None else None
 
 
 def alike(files: Sequence[File]) -> list[File]:
@@ -731,15 +871,21 @@ def with_day_of(rows: DataFrame, day: date) -> DataFrame:
 def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = None) -> list[Path]:
     """Delete folders that neither a table's history nor an undecided run names, when older than the settings say.
 
-    What the history still names stays, so that time travel keeps its promise; what it stopped naming goes.
+    What the history still names stays, so that time travel keeps its promise, and so does what a publication replaced
+    that can still be rolled back; what nothing names any more goes.
     """
-    limit = (now or datetime.now(UTC)) - duration(settings.sweep_after)
-    undecided = {r.id for r in runs(settings) if r.undecided}
+    now = now or datetime.now(UTC)
+    limit = now - duration(settings.sweep_after)
+    known = runs(settings)
+    undecided = {r.id for r in known if r.undecided}
+    back = [r for r in known if r.published and now - datetime.fromisoformat(r.published) < duration(settings.rollback_for)]
     gone = []
     for table in tables:
         if not table.exists:
             continue
         named = named_folders(table)
+        for note in (replaced_note(settings, r.id, table) for r in back):
+            named |= {"/".join(path.split("/")[:2]) for path, _ in json.loads(note.read_text())} if note.exists() else set()
         for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
             key = f"{folder.parent.name}/{folder.name}"
             old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
@@ -747,6 +893,52 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
                 shutil.rmtree(folder)
                 gone.append(folder)
     return gone
+
+
+def expire(table: Table, before: date) -> int:
+    """Take the days before `before` out of a table, in one commit; returns how many files. VACUUM or `sweep` deletes them."""
+
+    def old() -> list[File]:
+        return [f for f in table.files() if f.day and f.day < before]
+
+    def decide() -> tuple[list[Any], dict[str, Any]] | None:
+        gone = [remove_action(f) for f in old()]
+        return (gone, {"expired before": str(before)}) if gone else None
+
+    count = len(old()) if table.exists else 0
+    return count if count and commit(table, decide) is not None else 0
+
+
+def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
+    """Take out what is kept no longer: log days beyond a topic's `keep`; ledger, verdicts and runs' records beyond
+    `keep_records`, but no run that is undecided."""
+    now = now or datetime.now(UTC)
+    for topic in catalog.topics.values():
+        if topic.keep:
+            expire(table(settings, topic), (now.astimezone(settings.tz) - duration(topic.keep)).date())
+    limit = now - duration(settings.keep_records)
+    for one in (ledger(settings), verdicts(settings)):
+        expire(one, limit.date())
+    for run in runs(settings):
+        if datetime.fromisoformat(run.created) < limit and not run.undecided:
+            (settings.lake_path / "runs" / f"{run.id}.json").unlink(missing_ok=True)
+            (settings.lake_path / "runs" / f"{run.id}.verdicts").unlink(missing_ok=True)
+            shutil.rmtree(settings.lake_path / "runs" / run.id, ignore_errors=True)
+
+
+def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
+    """Give a run up: its staged files are deleted, its record stays. Nothing that readers see changes.
+
+    Raises `LakeError` for a run that readers see.
+    """
+    if run.published or any(t.get("published") for t in run.tables.values()):
+        raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
+    for name in catalog.names:
+        folder = staging(table(settings, catalog[name]), run.id)
+        if folder.exists():
+            shutil.rmtree(folder)
+    run.state = "dropped"
+    save(settings, run)
 
 
 def named_folders(table: Table) -> set[str]:

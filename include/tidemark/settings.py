@@ -43,6 +43,14 @@ class Settings(BaseSettings):
     """How often the stream merges its own small files."""
     sweep_after: str = "1 day"
     """How old a folder that no table and no undecided run names must be before it is swept."""
+    rollback_for: str = "14 days"
+    """How long what a publication replaced is kept, so that it can be rolled back."""
+    keep_records: str = "400 days"
+    """How long the ledger, the verdicts and the records of runs are kept."""
+    give_way_at: str = "30 seconds"
+    """A settling or a replay waits between two chunks while a stream is behind by more than this."""
+    chunk_records: int = 5_000_000
+    """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
     query_rows: int = 10_000
     """The most rows that `tidemark query` returns."""
     query_seconds: int = 60

@@ -1,0 +1,88 @@
+"""The business day at its edges: midnight, month, leap day and both clock changes, a millisecond before and after."""
+
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+
+from tidemark import compare, lake, settle
+from tidemark.functions import day
+from tidemark.settings import Settings
+
+MILLI = timedelta(milliseconds=1)
+
+#                zone               the day            begins at (UTC)       hours
+DAYS = [
+    ("UTC", date(2026, 12, 31), "2026-12-31T00:00", 24),
+    ("UTC", date(2027, 1, 1), "2027-01-01T00:00", 24),
+    ("Asia/Shanghai", date(2026, 2, 28), "2026-02-27T16:00", 24),
+    ("Asia/Shanghai", date(2026, 3, 1), "2026-02-28T16:00", 24),  # no leap year: March follows
+    ("Asia/Shanghai", date(2028, 2, 29), "2028-02-28T16:00", 24),
+    ("Asia/Shanghai", date(2028, 3, 1), "2028-02-29T16:00", 24),
+    ("Asia/Kolkata", date(2026, 6, 1), "2026-05-31T18:30", 24),
+    ("Europe/Berlin", date(2026, 3, 29), "2026-03-28T23:00", 23),  # the clock goes forward
+    ("Europe/Berlin", date(2026, 3, 30), "2026-03-29T22:00", 24),
+    ("Europe/Berlin", date(2026, 10, 25), "2026-10-24T22:00", 25),  # and back
+    ("Europe/Berlin", date(2026, 10, 26), "2026-10-25T23:00", 24),
+]
+
+
+@pytest.mark.parametrize(("zone", "which", "begins", "hours"), DAYS)
+def test_day_begins_and_ends_at_the_zone_s_midnight(spark, zone, which, begins, hours):
+    start = datetime.fromisoformat(begins).replace(tzinfo=UTC)
+    end = start + timedelta(hours=hours)
+    assert settle.period(Settings(_env_file=None, zone=zone), which) == (start, end)
+
+    #    day before   [ which                ]  day after
+    edges = [start - MILLI, start, start + MILLI, end - MILLI, end, end + MILLI]
+    spark.conf.set("spark.tidemark.zone", zone)
+    try:
+        frame = spark.createDataFrame(pa.table({"at": pa.array(edges, pa.timestamp("us", "UTC"))}))
+        found = frame.orderBy("at").select(day("at").alias("day")).toArrow()["day"].to_pylist()
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
+    one = timedelta(days=1)
+    assert found == [which - one, which, which, which, which + one, which + one]
+    assert [at.astimezone(ZoneInfo(zone)).date() for at in edges] == found
+
+
+def test_days_that_follow_each_other_are_one_stretch():
+    days = [date(2026, 2, 27), date(2026, 3, 1), date(2026, 2, 28), date(2026, 3, 3), date(2026, 3, 3)]
+    assert compare.stretches(days) == [(date(2026, 2, 27), date(2026, 3, 1)), (date(2026, 3, 3), date(2026, 3, 3))]
+
+
+def at(hour: int) -> datetime:
+    return datetime(2026, 11, 19, hour, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("held", "left"),
+    [
+        #   [low        high)            of 10 to 20
+        ([], [(10, 20)]),
+        ([(10, 20)], []),
+        ([(8, 22)], []),
+        ([(12, 14), (16, 18)], [(10, 12), (14, 16), (18, 20)]),
+        ([(8, 12)], [(12, 20)]),
+        ([(18, 22)], [(10, 18)]),
+        ([(1, 5), (21, 22)], [(10, 20)]),
+    ],
+)
+def test_what_lies_outside_the_run_s_days(held, left):
+    spans = [(at(a), at(b)) for a, b in held]
+    assert settle.without((at(10), at(20)), spans) == [(at(a), at(b)) for a, b in left]
+
+
+def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkeypatch):
+    from tidemark.pipelines import CATALOG
+
+    first = date(2026, 11, 1)
+    rows = {first + timedelta(days=n): count for n, count in enumerate((3, 3, 3, 10, 1, 1))}
+    files = [lake.File(f"live/main-0-0-x/{d}", 1, n, d, 0) for d, n in rows.items()]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda _: files)
+    own = settings.model_copy(update={"chunk_records": 6})
+    days = [*rows, first + timedelta(days=9)]
+    found = [(int(a[-2:]), int(b[-2:])) for a, b in settle.chunks_of(own, CATALOG, days)]
+    assert found == [(1, 2), (3, 3), (4, 4), (5, 6), (10, 10)]
