@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,9 @@ topics_app = typer.Typer(
 app.add_typer(topics_app, name="topics")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for a script.")]
+OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The name that `settle` or `replay` printed; `runs` lists them.")]
+Only = Annotated[list[str] | None, typer.Option(help="A rollup or view, and what reads it; may be given more than once.")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept with the run and in each table's history.")]
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that a pipeline declares.")]
 
 
@@ -327,9 +331,9 @@ def beats(config: Settings, stream: str) -> bool:
     """Whether a process of the stream lives, whoever started it."""
     import psutil
 
-    from tidemark import speed
+    from tidemark import local
 
-    beat = speed.status(config, stream).get("heartbeat", {})
+    beat = local.status(config, stream).get("heartbeat", {})
     if beat.get("state") not in ("starting", "running", "waiting"):
         return False
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
@@ -455,7 +459,7 @@ def produce(
     config = settings()
     try:
         if file is not None:
-            events = kafka.from_file(file)
+            events = kafka.from_file(declared, file)
         else:
             whole = day_of(day, "--day") if day else None
             events = kafka.sample(declared, seed=seed, count=count or (100_000 if whole else None), day=whole, zone=config.tz)
@@ -557,6 +561,10 @@ def speed(
     recover: Annotated[
         bool, typer.Option("--recover", help="The checkpoint is lost: go on from the log's last offsets.")
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Kafka has deleted records that were not read: enter them as lost, and go on."),
+    ] = False,
 ) -> None:
     """Run a stream here until Ctrl-C or SIGTERM, which end it between two batches. `tidemark up` runs it in the background.
 
@@ -565,7 +573,7 @@ def speed(
     name = stream_named(stream)
     from tidemark import speed as engine
 
-    engine.run(settings(), catalog(), name, recover)
+    engine.run(settings(), catalog(), name, recover, accept_loss)
 
 
 @app.command()
@@ -573,7 +581,11 @@ def settle(
     day: Annotated[list[str] | None, typer.Option(help="A day of the business zone; may be given more than once.")] = None,
     first: Annotated[str | None, typer.Option("--from", help="The first of several days.")] = None,
     last: Annotated[str | None, typer.Option("--to", help="The last of them, included.")] = None,
-    reason: Annotated[str, typer.Option(help="Why; it is kept with the run and in each table's history.")] = "by hand",
+    only: Only = None,
+    rejects: Annotated[
+        bool, typer.Option("--rejects", help="Judge all rejects again by the code of now, and settle the days of those mended.")
+    ] = False,
+    reason: Reason = "by hand",
     json_: AsJson = False,
 ) -> None:
     """Compute days again from the log, stage them, judge them and compare with what is live. Readers see nothing yet.
@@ -583,21 +595,39 @@ def settle(
         tidemark settle --day 2026-11-19
 
         tidemark settle --from 2026-11-01 --to 2026-11-19 --reason "bots removed"
+
+        tidemark settle --rejects --reason "page may be null"
     """
-    days, config = days_of(day or [], first, last), settings()
     from tidemark import settle as engine
 
+    config = settings()
+    if rejects:
+        if day or first or last or only:
+            raise Wrong("--rejects settles the days of the records that it mends; say no --day, --from, --to or --only")
+        report(lambda say: engine.settle_rejects(config, catalog(), reason, say), json_)
+        return
+    days = days_of(day or [], first, last)
     if days[-1] > engine.yesterday(config):
         raise Wrong(f"{days[-1]} is not over in {config.zone}; the last day that can be settled is {engine.yesterday(config)}")
+    report(lambda say: engine.settle(config, catalog(), days, reason, say, tables_named(only)), json_)
+
+
+def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> None:
+    """Do a run's work with its progress shown, and show what came of it."""
+    from tidemark import local
+
     terminated_as_interrupted()
+    local.step_aside()
     began, out = time.monotonic(), console(stderr=True)
-    with out.status("settling") as status:
+    with out.status("at work") as status:
 
         def say(what: str) -> None:
             status.update(what)
             out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
 
-        run = engine.settle(config, catalog(), days, reason, say)
+        run = work(say)
+    if run is None:
+        return
     if json_:
         show(run)
     else:
@@ -605,6 +635,83 @@ def settle(
         typer.echo(run.id)
     if failed(run):
         raise typer.Exit(FAILED)
+
+
+def tables_named(names: Sequence[str] | None) -> list[str]:
+    """Rollups and views, as the command line names them. Raises `Wrong`."""
+    known = [d.name for d in catalog().derived]
+    for name in names or ():
+        if name not in known:
+            raise Wrong(f"there is no rollup or view {name}; there are {', '.join(known)}")
+    return list(names or ())
+
+
+@app.command()
+def replay(
+    source: Annotated[
+        str, typer.Option(help="kafka: read it again while it holds offset zero, else the log. log: the log, always.")
+    ] = "kafka",
+    only: Only = None,
+    first: Annotated[str | None, typer.Option("--from", help="Leave out the days before.")] = None,
+    last: Annotated[str | None, typer.Option("--to", help="Leave out the days after.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The run's name; one that was cut off goes on, one that is done is shown.")
+    ] = None,
+    reason: Reason = "by hand",
+    json_: AsJson = False,
+) -> None:
+    """Every day again from offset zero, beside the running stream: staged, judged, compared. Readers see nothing yet.
+
+    Ctrl-C, or a crash, costs a part of the work: say `--run` with its name and it goes on. Then look and decide:
+
+        tidemark replay --reason "visitors counted twice"
+
+        tidemark compare RUN        # what would change, by table and day, with samples
+
+        tidemark publish RUN        # all days, one commit a table; `tidemark rollback RUN` takes it back
+
+        tidemark drop RUN           # or not
+    """
+    from tidemark import settle as engine
+
+    if source not in ("kafka", "log"):
+        raise Wrong(f"--source is kafka or log, not {source}")
+    if run and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", run):
+        raise Wrong(f"--run {run} is no name: letters, digits, points, dashes and underscores, a hundred at most")
+    begin, end = (day_of(text, option) if text else None for text, option in ((first, "--from"), (last, "--to")))
+    names, config = tables_named(only), settings()
+    which: Any = source
+    report(
+        lambda say: engine.replay(config, catalog(), reason, say, source=which, only=names, first=begin, last=end, name=run),
+        json_,
+    )
+
+
+@app.command()
+def compare(
+    run: OneRun,
+    again: Annotated[bool, typer.Option("--again", help="Compare with what is published now, not with what was then.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """What a run would change for readers: by table and day, the rows changed, missing and extra, with samples. Markdown.
+
+    Exit code 0 either way; `--json` tells a script.
+    """
+    config = settings()
+    known = run_named(config, run)
+    from tidemark import compare as engine
+
+    found = engine.kept(config, known)
+    if again or found is None:
+        from tidemark import local, session
+
+        if known.state not in ("staged", "published", "rolled back"):
+            raise Failed(f"run {run} is {known.state}; there is nothing staged to compare")
+        local.step_aside()
+        spark = session.session(config, f"tidemark-compare-{known.id}")
+        names = [d.name for d in catalog().derived if known.tables.get(d.name, {}).get("rows") is not None]
+        found = engine.compare(spark, config, catalog(), known, names)
+    typer.echo(engine.as_json(known, found) if json_ else engine.as_markdown(known, found))
 
 
 def days_of(days: Sequence[str], first: str | None, last: str | None) -> list[date]:
@@ -644,7 +751,7 @@ def show_run(run: Run) -> None:
 
 @app.command()
 def publish(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The name that `settle` printed; `runs` lists them.")],
+    run: OneRun,
     json_: AsJson = False,
 ) -> None:
     """Swap a settled run in, one commit for each table that passed its gate. Publishing twice does nothing.
@@ -669,6 +776,32 @@ def publish(
 
 
 @app.command()
+def rollback(run: OneRun, reason: Reason = "by hand", json_: AsJson = False) -> None:
+    """Take a run's publication back: each table as it was before, in one commit; the newest publication of its days only."""
+    config = settings()
+    known = run_named(config, run)
+    from tidemark import settle as engine
+
+    began = time.monotonic()
+    found = engine.rollback(config, catalog(), known.id, reason)
+    if json_:
+        show(found)
+        return
+    table(("table", "version", "ms"), [[p.table, p.version, f"{1000 * p.seconds:.0f}"] for p in found], right=("version", "ms"))
+    typer.echo(f"{len(found)} tables are as they were before run {known.id} ({time.monotonic() - began:.2f} s)", err=True)
+
+
+@app.command()
+def drop(run: OneRun) -> None:
+    """Give up a run that is not published: its staged files go, its record stays. Nothing that readers see changes."""
+    from tidemark import lake
+
+    config = settings()
+    lake.drop(config, catalog(), run_named(config, run))
+    typer.echo(f"run {run} is dropped", err=True)
+
+
+@app.command()
 def runs(json_: AsJson = False) -> None:
     """Every settling, oldest first: its days, its state, why it was made and what held a table back."""
     from tidemark import lake
@@ -680,7 +813,7 @@ def runs(json_: AsJson = False) -> None:
     rows = []
     for run in found:
         held = [name for name, one in run.tables.items() if one.get("gate") not in (None, "passed")]
-        days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}"
+        days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}" if run.days else "today"
         rows.append([run.id, run.state, days, run.created, run.reason, ", ".join(held)])
     table(("run", "state", "days", "created", "reason", "held back"), rows)
 
@@ -758,7 +891,6 @@ def status(json_: AsJson = False) -> None:
 
 def whole_status(config: Settings) -> dict[str, Any]:
     from tidemark import kafka, lake, local
-    from tidemark import speed as engine
 
     try:
         kafka.wait(config, 1.0)
@@ -771,7 +903,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "lake": str(config.lake_path),
         "brokers": config.brokers,
         "broker": broker,
-        "streams": {name: engine.status(config, name) for name in catalog().streams},
+        "streams": {name: local.status(config, name) for name in catalog().streams},
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
     }
@@ -859,11 +991,14 @@ def compact() -> None:
 
 @app.command()
 def sweep(json_: AsJson = False) -> None:
-    """Delete folders of the lake that no table's history and no undecided run names, when older than TIDEMARK_SWEEP_AFTER."""
+    """Delete what is kept no longer: log days beyond a topic's `keep`, ledger, verdicts and runs beyond TIDEMARK_KEEP_RECORDS,
+    and folders that no table's history, no undecided run and no publication that can be taken back names, when older than
+    TIDEMARK_SWEEP_AFTER."""
     from tidemark import lake
 
     config = settings()
     every = [lake.table(config, catalog()[name]) for name in catalog().names]
+    lake.expire_all(config, catalog())
     gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])
     if json_:
         show([str(folder) for folder in gone])
@@ -957,10 +1092,9 @@ def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> in
 
 def refuse_ended(config: Settings, stream: str) -> None:
     from tidemark import local
-    from tidemark import speed as engine
 
     if not local.running(config, f"speed-{stream}") and not beats(config, stream):
-        said = engine.status(config, stream).get("heartbeat", {}).get("error", "")
+        said = local.status(config, stream).get("heartbeat", {}).get("error", "")
         log = config.state / "logs" / f"speed-{stream}.log"
         raise Failed(f"stream {stream} ended{f': {said}' if said else ''}; its log is {log}")
 

@@ -17,8 +17,10 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import structlog
@@ -426,6 +428,33 @@ appender.file.strategy.max = 3
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
+
+
+# ---- streams, as they say of themselves
+
+
+def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
+    """How a stream is: its heartbeat, its last progress and its code, as it wrote them; empty where it never ran."""
+    found: dict[str, Any] = {}
+    for name in ("heartbeat", "progress", "code"):
+        file = settings.state / stream / f"{name}.json"
+        if file.exists():
+            found[name] = json.loads(file.read_text())
+    return found
+
+
+def behind(settings: Settings, stream: str) -> timedelta:
+    """About how long a running stream needs for what it has not read yet; zero for one that does not run."""
+    said = status(settings, stream)
+    if said.get("heartbeat", {}).get("state") != "running" or "progress" not in said:
+        return timedelta(0)
+    lag, rate = said["progress"]["lag"], said["progress"]["records_per_second"]
+    return timedelta(seconds=lag / max(rate, 1.0))
+
+
+def step_aside() -> None:
+    """Let everything else on this machine go first: what computes again must not slow what is live."""
+    os.nice(max(0, 10 - os.nice(0)))
 
 
 # ---- leases

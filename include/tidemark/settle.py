@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 import structlog
 
-from tidemark import __version__, fold, kafka, lake, quality, session
-from tidemark.model import Catalog, Declared, Rollup, Topic, View, duration, streams_of
+from tidemark import __version__, compare, fold, kafka, lake, local, quality, session
+from tidemark.local import Lease
+from tidemark.model import Catalog, Declared, Rollup, Topic, View, comment, duration, fingerprint, needed, readers, streams_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,44 +49,240 @@ class Published:
 # ------------------------------------------------------------------------------------------------------------- settling
 
 
-def settle(settings: Settings, catalog: Catalog, days: Sequence[date], reason: str, progress: Progress = lambda _: None) -> Run:
+def settle(
+    settings: Settings,
+    catalog: Catalog,
+    days: Sequence[date],
+    reason: str,
+    progress: Progress = lambda _: None,
+    only: Sequence[str] = (),
+) -> Run:
     """Compute days again from the log up to a pin, stage every rollup and view, judge and compare them; publish nothing.
 
-    `days` are business days of the settings' zone, each over and completely read by the stream. Returns the run's record
+    `days` are business days of the settings' zone, each over and completely read by the stream; they need not follow each
+    other. `only` names rollups and views: they and what reads them are computed, not the rest. Returns the run's record
     with the gate of each table. Raises `SettleError` for a day that is not over, not read, or when no stream has run.
     A table whose function raises fails its gate and blocks what reads it; the others go on.
     """
     days = sorted(set(days))
-    refuse_days(settings, catalog, days)
+    refuse_days(settings, days)
     with lake.pinning(settings):
-        pins = lake.pins(settings, catalog.streams)
-        if not pins:
-            raise SettleError("no stream has committed a batch yet, so there is nothing to settle; start it with: tidemark up")
+        pins = pinned(settings, catalog)
         refuse_unread(settings, catalog, days, pins)
-        now = datetime.now(UTC)
-        run = Run(
-            id=f"settle-{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}",
-            state="running",
-            days=[str(d) for d in days],
-            reason=reason,
-            created=now.isoformat(),
-            version=__version__,
-            pins=pins,
-        )
+        run = new_run(settings, "settle", days, reason, pins, only=sorted(only))
+        run.chunks = chunks_of(settings, catalog, days)
         lake.save(settings, run)
-    progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in pins.values())}")
-    try:
-        Settling(settings, catalog, run, days, progress).work()
-    except BaseException as error:
-        run.state, run.note = "failed", " ".join(str(error).split())[:1000]
+    return work(settings, catalog, run, progress)
+
+
+def replay(
+    settings: Settings,
+    catalog: Catalog,
+    reason: str,
+    progress: Progress = lambda _: None,
+    *,
+    source: Literal["kafka", "log"] = "kafka",
+    only: Sequence[str] = (),
+    first: date | None = None,
+    last: date | None = None,
+    name: str | None = None,
+) -> Run:
+    """Every day from offset zero again, beside the live stream: computed, staged, judged, compared; nothing published.
+
+    Reads Kafka itself while it holds offset zero, by a consumer group of its own; compacted topics, and topics whose first
+    records have left Kafka, are read from the log. Days that are not over have their rollups mended too, so that what is
+    live rests on them. `name` names the run: one of that name that was cut off goes on after its last chunk, one that is
+    done is returned as it is. Raises `SettleError` when an offset is missing, naming topic, partition and range; when the
+    code is not that of the run so far; when a stream still runs other code.
+    """
+    if name and (known := next((r for r in lake.runs(settings) if r.id == name), None)):
+        return resume(settings, catalog, known, progress)
+    chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
+    refuse_other_code(settings, chosen)
+    with lake.pinning(settings):
+        pins = pinned(settings, catalog)
+        held = days_held(settings, catalog, chosen)
+        held = [d for d in held if (first is None or d >= first) and (last is None or d <= last)]
+        if not held:
+            raise SettleError("the log holds no day of that span, so there is nothing to replay; list them with: tidemark tables")
+        over = [d for d in held if d <= yesterday(settings)]
+        run = new_run(settings, "replay", over, reason, pins, only=sorted(only), source=source, name=name)
+        run.open_days = [str(d) for d in held if d > yesterday(settings)]
+        run.chunks = chunks_of(settings, catalog, over)
+        run.code = code_of(chosen)
         lake.save(settings, run)
-        raise
-    run.state = "staged"
+    return work(settings, catalog, run, progress)
+
+
+def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: Progress = lambda _: None) -> Run | None:
+    """Judge every reject again by the code of now; those that are accepted get their rows in log and rollups, and their
+    days that are over are settled. Returns the run to publish; None where no settled day has changed.
+
+    A record is mended once: it is no reject afterwards. Cut off and done again, it finishes: the days are noted first, and
+    a rollup's rows merge.
+    """
+    spark = session.session(settings, "tidemark-rejects")
+    days: set[date] = set()
+    for cut_off in lake.runs(settings):
+        if cut_off.kind == "rejects" and cut_off.state in ("running", "failed"):
+            days |= {date.fromisoformat(d) for d in cut_off.days}
+    with lake.pinning(settings):
+        pins = pinned(settings, catalog)
+        found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if t.stream in pins}
+        days |= {day for rejects in found.values() for held in rejects.values() for day in held}
+        over = sorted(d for d in days if d <= yesterday(settings))
+        if not days:
+            progress("no reject is accepted by the code of now")
+            return None
+        run = new_run(settings, "rejects", over, reason, pins)
+        run.chunks = chunks_of(settings, catalog, over)
+        lake.save(settings, run)
+        for name, rejects in found.items():
+            for group in groups(settings, lake.table(settings, catalog[name]), rejects):
+                mend(spark, settings, catalog, catalog.topics[name], group, progress)
+    if not over:
+        run.state, run.note = "dropped", "only days that are not over were touched; they are live"
+        lake.save(settings, run)
+        return None
+    staged = work(settings, catalog, run, progress)
+    for cut_off in lake.runs(settings):
+        if cut_off.kind == "rejects" and cut_off.state in ("running", "failed") and cut_off.id != run.id:
+            cut_off.state, cut_off.note = "dropped", f"its days are in run {run.id}"
+            lake.save(settings, cut_off)
+    return staged
+
+
+def mendable(spark: SparkSession, settings: Settings, topic: Topic, pins: Mapping[str, lake.Pin]) -> dict[str, set[date]]:
+    """The files of a log, up to the pin, with rejects that the code of now accepts, and the days that those belong to."""
+    from pyspark.sql import functions as F
+
+    table = lake.table(settings, topic)
+    if not table.exists:
+        return {}
+    files = [f for f in table.files() if not f.live or int(f.live["hi"]) <= pins[topic.stream].seq]
+    rejects = lake.read(spark, table, files=files).where(F.col("reject").isNotNull())
+    # The name of the file stands in for the key's headers on the way through the judge.
+    tagged = rejects.select("kafka.*").withColumn("_file", F.input_file_name())
+    again = fold.judged(topic, tagged.withColumn("key", F.col("_file").cast("binary")).drop("_file"))
+    accepted = again.where(F.col("reject").isNull()).select(F.col("kafka.key").cast("string").alias("file"), "day").distinct()
+    found: dict[str, set[date]] = {}
+    known = {f.path for f in files}
+    for row in accepted.toArrow().to_pylist():
+        path = unquote(row["file"]).split(f"{table.path}/", 1)[1]
+        found.setdefault(path if path in known else row["file"], set()).add(row["day"])
+    return found
+
+
+def groups(settings: Settings, table: lake.Table, rejects: Mapping[str, set[date]]) -> list[list[lake.File]]:
+    """A log's files that are rewritten together: never across the pin of an undecided run, as compaction does not either."""
+    marks = sorted({p.seq for r in lake.runs(settings) if r.undecided for p in r.pins.values()})
+    apart: dict[Any, list[lake.File]] = {}
+    for file in table.files():
+        if file.path in rejects:
+            side = (file.live["stream"], sum(int(file.live["lo"]) > pin for pin in marks)) if file.live else None
+            apart.setdefault(side, []).append(file)
+    return list(apart.values())
+
+
+def mend(
+    spark: SparkSession, settings: Settings, catalog: Catalog, topic: Topic, files: Sequence[lake.File], progress: Progress
+) -> None:
+    """Rewrite files of a log with their rejects judged again, after adding the accepted ones' rows to the rollups."""
+    from pyspark.sql import functions as F
+
+    table = lake.table(settings, topic)
+    rows = lake.read(spark, table, files=files)
+    again = fold.judged(topic, rows.where(F.col("reject").isNotNull()).select("kafka.*")).drop("event_time").persist()
+    accepted = again.where(F.col("reject").isNull())
+    spans = [int(f.live[k]) for f in files if f.live for k in ("lo", "hi")]
+    folder = (
+        lake.Batch(topic.stream, min(spans), max(spans)).folder
+        if len(spans) == 2 * len(files)
+        else f"mended/{uuid.uuid4().hex[:8]}"
+    )
+    said = {"rejects judged again": topic.name}
+    for rollup in catalog.rollups.values():
+        if topic.name not in {t.name for t in rollup.reads.values()}:
+            continue
+        outer = lake.table(settings, rollup)
+        events = {
+            p: fold.accepted(t, accepted) if t.name == topic.name else fold.empty(spark, t) for p, t in rollup.reads.items()
+        }
+        adds = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1))
+        lake.swap(outer, [], adds, said)
+    columns = [f.name for f in table.delta().schema().fields]
+    whole = rows.where(F.col("reject").isNull()).select(*columns).unionByName(again.select(*columns)).coalesce(1)
+    adds = lake.write_spark(table, folder, whole)
+    lake.failpoint("mended")
+    if lake.swap(table, files, adds, said) is None:
+        raise lake.LakeError(f"table {table.name} was rewritten meanwhile; run it again: tidemark settle --rejects")
+    progress(f"{topic.name}: {accepted.count()} rejects accepted now, {len(files)} files rewritten")
+    again.unpersist()
+
+
+def resume(settings: Settings, catalog: Catalog, run: Run, progress: Progress = lambda _: None) -> Run:
+    """Go on with a replay that was cut off or failed, after its last chunk; one that is staged already is returned."""
+    if run.state not in ("running", "failed") or run.kind != "replay":
+        return run
+    if run.code != code_of([catalog[n] for n in readers(catalog, run.only or catalog.names)]):
+        raise SettleError(f"run {run.id} began with other code; drop it and begin again: tidemark drop {run.id}")
+    progress(f"going on with run {run.id}")
+    run.state, run.note = "running", ""
     lake.save(settings, run)
+    return work(settings, catalog, run, progress)
+
+
+def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> Run:
+    """Compute a run until it is staged, and keep its record true, whatever ends it."""
+    progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in run.pins.values())}")
+    with Lease(settings.lake_path / "runs" / f".{run.id}.lease"):
+        try:
+            Settling(settings, catalog, run, progress).work()
+        except KeyboardInterrupt:
+            run.state = "running" if run.kind == "replay" else "failed"
+            run.note = "interrupted"
+            lake.save(settings, run)
+            raise
+        except BaseException as error:
+            run.state, run.note = "failed", " ".join(str(error).split())[:1000]
+            lake.save(settings, run)
+            raise
+        run.state = "staged"
+        lake.save(settings, run)
     return run
 
 
-def refuse_days(settings: Settings, catalog: Catalog, days: Sequence[date]) -> None:
+def new_run(
+    settings: Settings,
+    kind: str,
+    days: Sequence[date],
+    reason: str,
+    pins: dict[str, lake.Pin],
+    name: str | None = None,
+    **more: Any,
+) -> Run:
+    now = datetime.now(UTC)
+    return Run(
+        id=name or f"{kind}-{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}",
+        state="running",
+        days=[str(d) for d in days],
+        reason=reason,
+        created=now.isoformat(),
+        version=__version__,
+        pins=pins,
+        kind=kind,
+        **more,
+    )
+
+
+def pinned(settings: Settings, catalog: Catalog) -> dict[str, lake.Pin]:
+    pins = lake.pins(settings, catalog.streams)
+    if not pins:
+        raise SettleError("no stream has committed a batch yet, so there is nothing to settle; start it with: tidemark up")
+    return pins
+
+
+def refuse_days(settings: Settings, days: Sequence[date]) -> None:
     if not days:
         raise SettleError("no day to settle was given")
     for day in days:
@@ -113,11 +311,58 @@ def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pi
             )
 
 
-def period(settings: Settings, day: date) -> tuple[datetime, datetime]:
-    """A business day as instants `[start, end)`, UTC: 23, 24 or 25 hours."""
+def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
+    """What a stream adds after the pin must be of the same code as what the replay computes up to it."""
+    for declared in chosen:
+        if not isinstance(declared, Rollup) or local.status(settings, declared.stream).get("heartbeat", {}).get("state") not in (
+            "starting",
+            "running",
+            "waiting",
+        ):
+            continue
+        runs_with = local.status(settings, declared.stream).get("code", {}).get(declared.name)
+        if runs_with and runs_with != fingerprint(declared):
+            raise SettleError(
+                f"stream {declared.stream} still runs {declared.name} as it was before it was changed, and would go on adding "
+                f"such rows; restart it (tidemark down, tidemark up), then replay"
+            )
+
+
+def code_of(chosen: Sequence[Declared]) -> str:
+    return ",".join(sorted(f"{d.name}:{fingerprint(d)}" for d in chosen))
+
+
+def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) -> list[date]:
+    """Every day of which the logs hold a record or a chosen table a row."""
+    topics = [catalog.topics[n] for n in needed(catalog, [d.name for d in chosen]) if n in catalog.topics]
+    tables = [lake.table(settings, d) for d in (*topics, *chosen)]
+    return sorted({f.day for t in tables if t.exists for f in t.files() if f.day})
+
+
+def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> list[list[str]]:
+    """Days as chunks that are computed at once, `[first, last]`: they follow each other, and hold about `chunk_records`."""
+    records: dict[date | None, int] = {}
+    for topic in catalog.topics.values():
+        if (one := lake.table(settings, topic)).exists:
+            for file in one.files():
+                records[file.day] = records.get(file.day, 0) + file.rows
+    chunks: list[list[str]] = []
+    held = 0
+    for first, last in compare.stretches(days):
+        for day in (first + timedelta(days=n) for n in range((last - first).days + 1)):
+            if day == first or held + records.get(day, 0) > settings.chunk_records:
+                chunks.append([str(day), str(day)])
+                held = 0
+            chunks[-1][1] = str(day)
+            held += records.get(day, 0)
+    return chunks
+
+
+def period(settings: Settings, day: date, last: date | None = None) -> tuple[datetime, datetime]:
+    """A business day, or several to `last`, as instants `[start, end)`, UTC; one day has 23, 24 or 25 hours."""
     midnight = datetime.min.time()
     start = datetime.combine(day, midnight, settings.tz)
-    end = datetime.combine(day + timedelta(days=1), midnight, settings.tz)
+    end = datetime.combine((last or day) + timedelta(days=1), midnight, settings.tz)
     return start.astimezone(UTC), end.astimezone(UTC)
 
 
@@ -125,12 +370,30 @@ def yesterday(settings: Settings) -> date:
     return datetime.now(settings.tz).date() - timedelta(days=1)
 
 
+Span = tuple[datetime, datetime]
+
+
+def without(span: Span, held: Sequence[Span]) -> list[Span]:
+    """What of `[start, end)` lies in none of the spans held, which are in order and apart."""
+    found, at = [], span[0]
+    for start, end in held:
+        if start >= span[1]:
+            break
+        if at < start:
+            found.append((at, start))
+        at = max(at, end)
+    return [*found, (at, span[1])] if at < span[1] else found
+
+
 class Settling:
     """One run at work: the tables as of its pins, what it has staged, and what failed on the way."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, run: Run, days: Sequence[date], progress: Progress) -> None:
-        self.settings, self.catalog, self.run, self.days, self.progress = settings, catalog, run, days, progress
+    def __init__(self, settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> None:
+        self.settings, self.catalog, self.run, self.progress = settings, catalog, run, progress
         self.failed: dict[str, str] = {}
+        self.chosen = readers(catalog, run.only or catalog.names)
+        self.needed = needed(catalog, self.chosen)
+        self.from_kafka: set[str] = set()
 
     def work(self) -> None:
         self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}")
@@ -140,18 +403,20 @@ class Settling:
             if isinstance(schema, Exception):
                 self.fail(declared, schema)
             else:
-                self.outer[declared.name].create(schema)
-        derived = self.catalog.derived
-        for day in self.days:
-            for declared in derived:
-                if declared.name not in self.failed:
-                    self.stage(declared, day)
-        lake.failpoint("staged")
-        self.judge(derived)
+                self.outer[declared.name].create(schema, comment(declared))
+        if self.run.kind == "replay":
+            for topic in self.catalog.topics.values():
+                if topic.name in self.needed and topic.stream in self.run.pins:
+                    self.whole(topic)
+        derived = [d for d in self.catalog.derived if d.name in self.needed]
         for declared in derived:
-            if isinstance(declared, View) and declared.name not in self.failed:
-                self.run.tables[declared.name]["compare"] = self.compare(declared)
-                lake.save(self.settings, self.run)
+            if declared.name not in self.failed:
+                self.stage(declared)
+        lake.failpoint("staged")
+        chosen = [d for d in derived if d.name in self.chosen]
+        self.judge(chosen)
+        whole = self.run.kind == "replay"
+        self.compare([d for d in chosen if d.name not in self.failed and (whole or isinstance(d, View))])
 
     def fail(self, declared: Declared, error: Exception) -> None:
         self.failed[declared.name] = (
@@ -159,31 +424,197 @@ class Settling:
         )
         log.error("a table cannot be settled; the others go on", table=declared.name, because=self.failed[declared.name])
 
+    # ---- the log, whole
+
+    def whole(self, topic: Topic) -> None:
+        """Have every offset of a topic from zero to the pin: from Kafka, or from the log. Raises `SettleError`."""
+        if self.run.source == "kafka" and not topic.compacted and self.in_kafka(topic):
+            self.read_again(topic)
+            self.same_as_log(topic)
+            self.from_kafka.add(topic.name)
+        elif not topic.keep:
+            self.complete(topic)
+
+    def in_kafka(self, topic: Topic) -> bool:
+        try:
+            first = kafka.offsets(self.settings, [topic.name], "earliest")[topic.name]
+        except (kafka.BrokerAway, kafka.TopicMissing) as away:
+            self.progress(f"{topic.name}: read from the log, because {away}")
+            return False
+        gone = {p: o for p, o in first.items() if o > 0}
+        if gone:
+            partition = min(gone)
+            self.progress(
+                f"{topic.name}: read from the log, because Kafka no longer holds offsets 0 to {gone[partition]:,} of partition "
+                f"{partition}"
+            )
+        return not gone
+
+    def read_again(self, topic: Topic) -> None:
+        """Read a topic from Kafka up to the pin, judge it again, and stage it beside the log, in steps."""
+        until = {int(p): o for p, o in self.run.pins[topic.stream].offsets.get(topic.name, {}).items() if o > 0}
+        total, outer = sum(until.values()), self.outer[topic.name]
+        steps = max(1, -(-total // self.settings.chunk_records))
+        columns = [f.name for f in outer.delta().schema().fields]
+        done = lake.staged_upto(outer, self.run.id)
+        for step in range(done + 1, steps):
+            self.give_way(topic)
+            began = time.monotonic()
+            starts, ends = ({str(p): o * n // steps for p, o in until.items()} for n in (step, step + 1))
+            options = {
+                "assign": json.dumps({topic.name: sorted(until)}),
+                "startingOffsets": json.dumps({topic.name: starts}),
+                "endingOffsets": json.dumps({topic.name: ends}),
+                "groupIdPrefix": f"tidemark-{self.run.id}",
+            }
+            if until:
+                source = self.spark.read.format("kafka").options(**(kafka.spark_options(self.settings) | options)).load()
+                rows = fold.judged(topic, source).drop("event_time")
+            else:
+                rows = fold.nothing(self.spark, fold.log_schema(topic))
+            lake.stage(outer, self.run.id, rows.select(*columns), step)
+            self.progress(f"{topic.name}: read {step + 1} of {steps} parts from Kafka in {time.monotonic() - began:.1f} s")
+            lake.failpoint("chunk")
+
+    def same_as_log(self, topic: Topic) -> None:
+        """What Kafka holds, judged by the code of now, must be what the log holds: the next settling reads the log."""
+        from pyspark.sql import functions as F
+
+        own = [c.name for c in topic.columns]
+        hashed = F.xxhash64("kafka.offset", "kafka.timestamp", "kafka.key", "kafka.value", "kafka.headers", "reject", *own)
+
+        def prints(rows: DataFrame) -> dict[int, Any]:
+            sums = rows.groupBy("kafka.partition").agg(F.count("*").alias("n"), F.sum(hashed.cast("decimal(20,0)")).alias("sum"))
+            return {r["partition"]: (r["n"], r["sum"]) for r in sums.toArrow().to_pylist()}
+
+        again, held = self.staged(topic), self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name]))
+        if prints(again) == prints(held):
+            return
+        place = (F.col("kafka.partition").alias("partition"), F.col("kafka.offset").alias("offset"))
+        a = again.select(
+            *place,
+            F.struct("kafka.timestamp", "kafka.value").alias("a_bytes"),
+            F.col("reject").alias("a_reject"),
+            hashed.alias("a"),
+        )
+        b = held.select(
+            *place,
+            F.struct("kafka.timestamp", "kafka.value").alias("b_bytes"),
+            F.col("reject").alias("b_reject"),
+            hashed.alias("b"),
+        )
+        both = a.join(b, on=["partition", "offset"], how="full").where(~F.col("a").eqNullSafe(F.col("b")))
+        what = (
+            F.when(F.col("b").isNull(), "lacks")
+            .when(F.col("a").isNull() | ~F.col("a_bytes").eqNullSafe(F.col("b_bytes")), "holds otherwise than Kafka")
+            .when(~F.col("a_reject").eqNullSafe(F.col("b_reject")), "has judged otherwise")
+            .otherwise("has without values of columns that were added later")
+        )
+        found = (
+            both.groupBy(what.alias("what"))
+            .agg(F.count("*").alias("n"), F.min(F.struct("partition", "offset")).alias("first"))
+            .toArrow()
+        )
+        said = "; ".join(
+            f"{r['n']} records that the log {r['what']}, the first at partition {r['first']['partition']}, "
+            f"offset {r['first']['offset']}"
+            for r in found.to_pylist()
+        )
+        raise SettleError(
+            f"topic {topic.name}: Kafka, judged by the code of now, and the log differ: {said}. The next settling reads the "
+            f"log and would undo the replay. Mend rejects first (tidemark settle --rejects), or replay the log: "
+            f"tidemark replay --source log"
+        )
+
+    def complete(self, topic: Topic) -> None:
+        """The log must hold every record of the ledger, and the ledger every offset. Raises `SettleError` with the range."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        pin, ledger = self.run.pins[topic.stream], lake.ledger(self.settings)
+        entered = lake.read(self.spark, ledger).where(
+            (F.col("stream") == topic.stream) & (F.col("topic") == topic.name) & (F.col("seq") <= pin.seq)
+        )
+        sums = entered.groupBy("partition").agg(
+            F.min("from_offset").alias("first"),
+            F.max("until_offset").alias("until"),
+            F.sum(F.col("until_offset") - F.col("from_offset")).alias("offsets"),
+            F.sum("records").alias("records"),
+        )
+        log_rows = self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name]))
+        counts = log_rows.groupBy("kafka.partition").agg(F.count("*").alias("held"))
+        for r in sums.join(counts, on="partition", how="left").orderBy("partition").toArrow().to_pylist():
+            begins = f"topic {topic.name}, partition {r['partition']}"
+            if r["offsets"] != r["until"] - r["first"]:
+                raise SettleError(f"{begins}: the ledger lacks offsets between {r['first']} and {r['until']}; replay from Kafka")
+            if (r["held"] or 0) == r["records"]:
+                continue
+            mine = log_rows.where(F.col("kafka.partition") == r["partition"]).select(F.col("kafka.offset").alias("at"))
+            # What follows each offset, the end included: the first hole that the ledger does not explain is the range.
+            ends = mine.union(self.spark.range(1).select(F.lit(r["until"]).alias("at")))
+            before = F.coalesce(F.lag("at").over(Window.orderBy("at")), F.lit(r["first"] - 1))
+            hole = (
+                ends.select((before + 1).alias("from"), F.col("at").alias("until")).where("until > from").orderBy("from").first()
+            )
+            where = f"offsets {hole['from']} to {hole['until'] - 1} are not there" if hole else f"it has {r['held']}"
+            raise SettleError(
+                f"{begins}: the log lacks records of which the ledger has {r['records']}: {where}. Replay from Kafka while it "
+                f"holds them (tidemark replay --source kafka), or take back what removed them (DESCRIBE HISTORY "
+                f"delta.`{self.outer[topic.name].path}`)"
+            )
+
+    def give_way(self, declared: Declared) -> None:
+        """Wait while a stream is behind: what is live comes before what is computed again. Ten minutes at most."""
+        until, told = time.monotonic() + 600, False
+        for stream in sorted(streams_of(declared)):
+            while time.monotonic() < until and local.behind(self.settings, stream) > duration(self.settings.give_way_at):
+                if not told:
+                    self.progress(f"waiting: stream {stream} is behind by more than {self.settings.give_way_at}")
+                told = True
+                time.sleep(1)
+
     # ---- computing
 
-    def stage(self, declared: Rollup | View, day: date) -> None:
-        began = time.monotonic()
-        start, end = period(self.settings, day)
-        try:
-            if isinstance(declared, Rollup):
-                rows = self.rolled(declared, start, end)
-            else:
-                low, high = start - duration(declared.lookback), end + duration(declared.lookahead)
-                inputs = fold.inputs(declared.reads, self.read, low, high, self.bounds(low, high))
-                rows = fold.answer(declared, declared.function, inputs, self.bounds(start, end), settled=True)
-            columns = [f.name for f in self.outer[declared.name].delta().schema().fields]
-            lake.stage(
-                self.outer[declared.name], self.run.id, rows.select(*columns).coalesce(1).sortWithinPartitions(*declared.key)
-            )
-        except OSError:
-            raise
-        except Exception as error:
-            self.fail(declared, error)
-            return
-        self.progress(f"{day}: staged {declared.name} in {time.monotonic() - began:.1f} s")
+    def stage(self, declared: Rollup | View) -> None:
+        """Compute a table's chunks that are not staged yet. What its function raises fails the table, not the run."""
+        outer = self.outer[declared.name]
+        columns = [f.name for f in outer.delta().schema().fields]
+        spans = [(date.fromisoformat(a), date.fromisoformat(b)) for a, b in self.run.chunks]
+        if isinstance(declared, Rollup):
+            spans += compare.stretches(date.fromisoformat(d) for d in self.run.open_days)
+        done = lake.staged_upto(outer, self.run.id)
+        for number, (first, last) in enumerate(spans):
+            if number <= done:
+                continue
+            self.give_way(declared)
+            began = time.monotonic()
+            start, end = period(self.settings, first, last)
+            try:
+                if isinstance(declared, Rollup):
+                    rows = self.rolled(declared, start, end)
+                else:
+                    low, high = start - duration(declared.lookback), end + duration(declared.lookahead)
+                    inputs = fold.inputs(declared.reads, self.read, low, high, self.bounds((low, high)))
+                    rows = fold.answer(declared, declared.function, inputs, self.bounds((start, end)), settled=True)
+                days = (last - first).days + 1
+                apart = rows.coalesce(1) if days == 1 else rows.repartition(min(days, 8), "day")
+                order = dict.fromkeys(("day", *declared.key))
+                lake.stage(outer, self.run.id, apart.select(*columns).sortWithinPartitions(*order), number)
+            except OSError:
+                raise
+            except Exception as error:
+                self.fail(declared, error)
+                return
+            which = str(first) if first == last else f"{first} to {last}"
+            self.progress(f"{which}: staged {declared.name} in {time.monotonic() - began:.1f} s ({number + 1} of {len(spans)})")
+            lake.failpoint("chunk")
 
-    def bounds(self, start: datetime, end: datetime) -> DataFrame:
-        return fold.period(self.spark, start, end)
+    def bounds(self, *spans: Span) -> DataFrame:
+        return fold.union([fold.period(self.spark, start, end) for start, end in spans])
+
+    def spans(self, declared: Declared) -> list[Span]:
+        """The stretches of the run's days of a table, as instants."""
+        return [period(self.settings, first, last) for first, last in compare.stretches(self.run.days_of(declared))]
 
     def rolled(self, rollup: Rollup, low: datetime, high: datetime) -> DataFrame:
         """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin."""
@@ -191,15 +622,21 @@ class Settling:
         for parameter, topic in rollup.reads.items():
             accepted = fold.accepted(topic, self.log_rows(topic, low, high))
             timed = accepted.withColumn("_at", fold.event_time(topic))
-            events[parameter] = fold.within(timed, "_at", self.bounds(low, high)).drop("_at")
-        return fold.within(fold.roll(rollup, events), rollup.time, self.bounds(low, high))
+            events[parameter] = fold.within(timed, "_at", self.bounds((low, high))).drop("_at")
+        return fold.within(fold.roll(rollup, events), rollup.time, self.bounds((low, high)))
 
     def log_rows(self, topic: Topic, low: datetime, high: datetime) -> DataFrame:
         """The log's rows up to the pin, of the business days that `[low, high)` touches."""
         tz = self.settings.tz
         first, last = low.astimezone(tz).date(), (high - timedelta(microseconds=1)).astimezone(tz).date()
-        touched = [first + timedelta(days=n) for n in range((last - first).days + 1)]
-        return self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name], days=touched))
+        return self.log_of(topic, [first + timedelta(days=n) for n in range((last - first).days + 1)])
+
+    def log_of(self, topic: Topic, days: Sequence[date]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        if topic.name in self.from_kafka:
+            return self.staged(topic).where(F.col("day").isin(list(days)))
+        return self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name], days=days))
 
     def up_to_pin(self, topic: Topic, rows: DataFrame) -> DataFrame:
         pin = self.run.pins.get(topic.stream)
@@ -213,16 +650,14 @@ class Settling:
             return self.log_rows(declared, low, high)
         if declared.name in self.failed:
             raise SettleError(f"it reads {declared.name}, which failed")
-        first, last = period(self.settings, self.days[0])[0], period(self.settings, self.days[-1])[1]
         parts = [self.staged(declared)]
-        for a, b in ((low, min(first, high)), (max(last, low), high)):
-            if a < b:
-                outside = (
-                    self.rolled(declared, a, b)
-                    if isinstance(declared, Rollup)
-                    else lake.read(self.spark, self.outer[declared.name], low=a, high=b)
-                )
-                parts.append(fold.within(outside, declared.time, self.bounds(a, b)))
+        for a, b in without((low, high), self.spans(declared)):
+            outside = (
+                self.rolled(declared, a, b)
+                if isinstance(declared, Rollup)
+                else lake.read(self.spark, self.outer[declared.name], low=a, high=b)
+            )
+            parts.append(fold.within(outside, declared.time, self.bounds((a, b))))
         return fold.union(parts)
 
     def staged(self, declared: Declared) -> DataFrame:
@@ -230,18 +665,20 @@ class Settling:
 
     # ---- judging
 
-    def judge(self, derived: Sequence[Rollup | View]) -> None:
+    def judge(self, chosen: Sequence[Rollup | View]) -> None:
         """Ask every check of exactly the staged files, write the verdicts, and decide each table's gate."""
-        start, end = period(self.settings, self.days[0])[0], period(self.settings, self.days[-1])[1]
         tz = self.settings.tz
+        topics = [t for t in self.catalog.topics.values() if t.name in self.needed]
         judged: dict[str, quality.Judged] = {}
-        for declared in (*self.catalog.topics.values(), *derived):
-            if declared.name in self.failed:
+        for declared in (*topics, *chosen):
+            days = self.run.days_of(declared)
+            if declared.name in self.failed or not days:
                 continue
-            frame = self.log_rows(declared, start, end) if isinstance(declared, Topic) else self.staged(declared)
+            start, end = period(self.settings, days[0], days[-1])
+            frame = self.log_of(declared, days) if isinstance(declared, Topic) else self.staged(declared)
             judged[declared.name] = quality.Judged(declared, frame, start.astimezone(tz), end.astimezone(tz))
         began = time.monotonic()
-        found = quality.judge(self.run.id, judged, self.settings.home / "docs", beside=self.beside(start, end))
+        found = quality.judge(self.run.id, judged, self.settings.home / "docs", beside=self.beside())
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
         self.keep(found)
         reasons: dict[str, tuple[str, ...]] = {name: (sentence,) for name, sentence in self.failed.items()}
@@ -250,7 +687,7 @@ class Settling:
             if not gate.passed:
                 reasons[name] = gate.reasons
         blocked = quality.blocked(self.catalog, reasons)
-        for name in (*self.catalog.topics, *(d.name for d in derived)):
+        for name in (*(t.name for t in topics), *(d.name for d in chosen)):
             gate_of = "failed" if name in reasons else "blocked" if name in blocked else "passed"
             warned = [v.check for v in found if v.table == name and v.outcome == "failed" and v.severity == "warning"]
             self.run.tables[name] = {
@@ -274,82 +711,82 @@ class Settling:
         path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
         lake.whole_or_nothing(path.with_suffix(".verdicts"), quality.to_json(found))
 
-    def beside(self, start: datetime, end: datetime) -> dict[str, DataFrame]:
-        """What checks may name beside the judged tables: `period`, `<topic>_offsets` and `published_<view>`."""
+    def beside(self) -> dict[str, DataFrame]:
+        """What checks may name beside the judged tables: `period` (a row for each stretch of days that follow each other:
+        start, end, zone), `<topic>_offsets` and `published_<view>`."""
         from pyspark.sql import functions as F
 
-        views = {"period": self.bounds(start, end).withColumn("zone", F.lit(self.settings.zone))}
-        views |= {f"{t.name}_offsets": self.offsets(t, start, end) for t in self.catalog.topics.values()}
+        days = [date.fromisoformat(d) for d in self.run.days]
+        spans = [period(self.settings, first, last) for first, last in compare.stretches(days)]
+        if not spans:
+            return {}
+        views = {"period": self.bounds(*spans).withColumn("zone", F.lit(self.settings.zone))}
+        views |= {f"{t.name}_offsets": self.offsets(t, days) for t in self.catalog.topics.values() if t.name in self.needed}
         written = [v for v in self.catalog.views.values() if v.name not in self.failed]
-        return views | {f"published_{v.name}": self.published(v, start, end) for v in written}
+        # A check of a table may name one that this run leaves alone: it is as readers have it.
+        views |= {v.name: lake.read(self.spark, self.outer[v.name], days=days) for v in written if v.name not in self.chosen}
+        return views | {f"published_{v.name}": self.published(v, spans[0][0], spans[-1][1]) for v in written}
 
     def published(self, view: View, start: datetime, end: datetime) -> DataFrame:
         """A view as readers have it now, of the four weeks before the period and the period itself."""
         return lake.read(self.spark, self.outer[view.name], low=start - timedelta(days=28), high=end)
 
-    def offsets(self, topic: Topic, start: datetime, end: datetime) -> DataFrame:
-        """By partition: `offsets` that the ledger has of the batches with the period's records, and the `accepted` and
-        `rejected` records that the log has of them."""
-        import pyarrow as pa
+    def offsets(self, topic: Topic, days: Sequence[date]) -> DataFrame:
+        """By partition: `offsets` that the ledger has of the batches with the days' records, gaps that it explains left out,
+        and the `accepted` and `rejected` records that the log has of them."""
         from pyspark.sql import functions as F
 
         pin = self.run.pins.get(topic.stream)
-        seen = (
-            self.log_rows(topic, start, end)
-            .groupBy("kafka.partition")
-            .agg(F.min("kafka.offset").alias("low"), F.max("kafka.offset").alias("high"))
+        offset = F.col("kafka.offset")
+        seen = self.log_of(topic, days).groupBy("kafka.partition").agg(F.min(offset).alias("low"), F.max(offset).alias("high"))
+        mine = (F.col("stream") == topic.stream) & (F.col("topic") == topic.name) & (F.col("seq") <= (pin.seq if pin else -1))
+        batches = (
+            lake.read(self.spark, lake.ledger(self.settings)).where(mine).join(F.broadcast(seen), on="partition", how="inner")
         )
-        ends = {r["partition"]: (r["low"], r["high"]) for r in seen.collect()}
-        rows = [
-            r
-            for r in lake.ledger_rows(self.settings, topic.stream)
-            if r["topic"] == topic.name
-            and pin
-            and r["seq"] <= pin.seq
-            and r["partition"] in ends
-            and r["from_offset"] <= ends[r["partition"]][1]
-            and r["until_offset"] > ends[r["partition"]][0]
-        ]
-        sums: dict[int, int] = {}
-        for r in rows:
-            sums[r["partition"]] = sums.get(r["partition"], 0) + r["until_offset"] - r["from_offset"]
-        said = self.spark.createDataFrame(
-            pa.table({"partition": pa.array(sums.keys(), pa.int32()), "offsets": pa.array(sums.values(), pa.int64())})
+        told = (
+            batches.where("from_offset <= high AND until_offset > low")
+            .groupBy("partition")
+            .agg(
+                F.sum(F.expr("until_offset - from_offset - coalesce(gaps, 0)")).alias("offsets"),
+                F.min("from_offset").alias("first"),
+                F.max("until_offset").alias("until"),
+                F.min("seq").alias("lo"),
+                F.max("seq").alias("hi"),
+            )
         )
-        lo, hi = min((r["seq"] for r in rows), default=0), max((r["seq"] for r in rows), default=-1)
+        rows = told.toArrow()
+        found = rows.to_pylist()
+        lo, hi = min((r["lo"] for r in found), default=0), max((r["hi"] for r in found), default=-1)
         table = self.outer[topic.name]
-        files = table.files_of(lo, hi)
-        held = fold.within_offsets(lake.read(self.spark, table, files=files), fold.spans(rows).get(topic.name, {}))
+        whole = (
+            self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=table.files_of(lo, hi))
+        )
+        held = fold.within_offsets(whole, {str(r["partition"]): (r["first"], r["until"]) for r in found})
         counted = held.groupBy(F.col("kafka.partition").alias("partition")).agg(
             F.sum(F.col("reject").isNull().cast("bigint")).alias("accepted"),
             F.sum(F.col("reject").isNotNull().cast("bigint")).alias("rejected"),
         )
+        said = self.spark.createDataFrame(rows.select(["partition", "offsets"]))
         return said.join(counted, on="partition", how="left").na.fill(0)
 
     # ---- comparing
 
-    def compare(self, view: View) -> dict[str, int]:
-        """Staged against what readers have of the run's days: keys that they lack, keys too many, keys that changed."""
-        from pyspark.sql import functions as F
+    def compare(self, chosen: Sequence[Rollup | View]) -> None:
+        """Staged against what readers have of the run's days; kept beside the run's record, for the person who decides."""
+        found = []
+        for declared in chosen:
+            began = time.monotonic()
+            mine = compare.table(self.spark, self.settings, declared, self.run)
+            found += mine
+            sums = compare.totals(mine).get(declared.name, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
+            self.run.tables[declared.name]["compare"] = sums
+            self.progress(f"{declared.name}: {in_words(sums)} ({time.monotonic() - began:.1f} s)")
+        compare.keep(self.settings, self.run, found)
+        lake.save(self.settings, self.run)
 
-        columns = [f.name for f in self.outer[view.name].delta().schema().fields if f.name not in ("settled", *view.key)]
-        columns = [c for c in columns if c != "day"]
-        ours = self.staged(view).select(*view.key, F.struct(F.lit(1), *columns).alias("_ours"))
-        theirs = lake.read(self.spark, self.outer[view.name], days=self.days).select(
-            *view.key, F.struct(F.lit(1), *columns).alias("_theirs")
-        )
-        both = ours.join(theirs, on=list(view.key), how="full")
-        counts = both.agg(
-            F.count("_ours").alias("rows"),
-            F.count_if(F.col("_theirs").isNull()).alias("missing"),
-            F.count_if(F.col("_ours").isNull()).alias("extra"),
-            F.count_if(F.col("_ours").isNotNull() & F.col("_theirs").isNotNull() & (F.col("_ours") != F.col("_theirs"))).alias(
-                "changed"
-            ),
-        ).first()
-        found = counts.asDict() if counts else {}
-        self.progress(f"{view.name}: {found}")
-        return found
+
+def in_words(sums: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sums.items())
 
 
 # ------------------------------------------------------------------------------------------------------------ publishing
@@ -365,8 +802,9 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
     import pyarrow  # noqa: F401  # 0.3 s the first time, which are not the publication's
 
     run = lake.run_of(settings, run_id)
-    if run.state not in ("staged", "published"):
+    if run.state not in ("staged", "published", "rolled back"):
         raise SettleError(f"run {run_id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")
+    refuse_older(settings, catalog, run)
     done = []
     for declared in catalog.derived:
         said = run.tables.get(declared.name)
@@ -385,10 +823,11 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
             settings,
             table,
             run,
+            run.days_of(declared),
             sorted(streams_of(declared)),
             {
                 "run": run.id,
-                "days": run.days,
+                "days": run.days if len(run.days) <= 31 else compare.stretch_in_words(run.days),
                 "pins": pins,
                 "verdict": f"passed {said['checks']} checks"
                 + (f", {len(said['warnings'])} warnings" if said["warnings"] else ""),
@@ -400,9 +839,55 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
         seconds = time.monotonic() - began
         lake.failpoint("published")
         said["published"] = datetime.now(UTC).isoformat()
+        said.pop("rolled_back", None)
         lake.save(settings, run)
         done.append(Published(declared.name, version, len(lake.staged(table, run.id)), seconds))
     run.state, run.published = "published", datetime.now(UTC).isoformat()
+    lake.save(settings, run)
+    return done
+
+
+def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
+    """Nothing of a run is published when any of its days was published with a greater pin since. Raises `LakeError`."""
+    for other in lake.runs(settings):
+        for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():
+            if other.id == run.id or run.tables[name].get("published") or not other.tables[name].get("published"):
+                continue
+            both = set(run.days_of(catalog[name])) & set(other.days_of(catalog[name])) if name in catalog.names else set()
+            for stream, pin in other.pins.items():
+                if both and stream in run.pins and pin.seq > run.pins[stream].seq:
+                    raise lake.LakeError(
+                        f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
+                        f"was published by run {other.id} with batch {pin.seq}; settle again: tidemark settle --day {min(both)}"
+                    )
+
+
+def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> list[Published]:
+    """Take a publication back: each table as it was before, in one commit a table, views before rollups; without Spark.
+
+    Only the newest publication of its days can be taken back. Done twice, or after a kill again, it finishes and does
+    nothing more. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
+    nothing is done.
+    """
+    run = lake.run_of(settings, run_id)
+    if run.state not in ("published", "rolled back") and not any(t.get("published") for t in run.tables.values()):
+        raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
+    done = []
+    swapped = [d for d in reversed(catalog.derived) if run.tables.get(d.name, {}).get("published")]
+    said = {"rollback": run.id, "days": run.days, "reason": reason}
+    for declared in swapped:
+        lake.refuse_rollback(settings, lake.table(settings, declared), run, run.days_of(declared))
+    for declared in swapped:
+        began = time.monotonic()
+        table = lake.table(settings, declared)
+        version = lake.roll_back(settings, table, run, run.days_of(declared), said)
+        lake.failpoint("rolled back")
+        run.tables[declared.name].pop("published")
+        run.tables[declared.name]["rolled_back"] = datetime.now(UTC).isoformat()
+        lake.save(settings, run)
+        done.append(Published(declared.name, version, 0, time.monotonic() - began))
+    run.state, run.published = "rolled back", None
+    run.note = reason
     lake.save(settings, run)
     return done
 

@@ -1,0 +1,268 @@
+"""Everything again from offset zero beside a running stream: compared, published, taken back; and a mistake mended."""
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidemark import compare, fold, kafka, lake, local, model, query, settle
+from tidemark.functions import distinct, how_many, pane
+from tidemark.model import Catalog, Live, Topic, rollup, view
+from tidemark.settings import Settings
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+TODAY = NOW.date()
+DAYS = [TODAY - timedelta(days=n) for n in (3, 2, 1)]
+
+
+def declared(topic: str, mended: bool = True, source: str = "json") -> Catalog:
+    """Sales by minute and by day. As it was shipped, the rollup takes ids that differ in case for one: fewer sales."""
+    sales = Topic(
+        topic,
+        key="shop",
+        partitions=2,
+        schema="id STRING NOT NULL, shop STRING NOT NULL, price DECIMAL(10,2) NOT NULL, sold_at TIMESTAMP NOT NULL",
+        id="id",
+        event_time="sold_at",
+    )
+    key = ("shop", "minute")
+
+    @rollup(reads={"sales": sales}, key=key, time="minute", merge={"ids": "distinct", "dearest": "max"})
+    def shipped(sales: DataFrame) -> DataFrame:
+        return sales.groupBy("shop", pane("sold_at", "1 minute").alias("minute")).agg(
+            distinct(F.lower("id")).alias("ids"), F.max("price").alias("dearest")
+        )
+
+    @rollup(reads={"sales": sales}, key=key, time="minute", merge={"ids": "distinct", "dearest": "max"})
+    def right(sales: DataFrame) -> DataFrame:
+        return sales.groupBy("shop", pane("sold_at", "1 minute").alias("minute")).agg(
+            distinct("id").alias("ids"), F.max("price").alias("dearest")
+        )
+
+    minutes = right if mended else shipped
+    object.__setattr__(minutes, "name", "minutes")
+
+    @view(reads={"minutes": minutes}, key=("shop", "hour"), time="hour", live=Live("2 seconds", "2 hours"))
+    def hours(minutes: DataFrame) -> DataFrame:
+        hour = F.date_trunc("hour", "minute").alias("hour")
+        return minutes.groupBy("shop", hour).agg(F.sum(how_many("ids")).alias("sales"), F.max("dearest").alias("dearest"))
+
+    @view(reads={"sales": sales}, key=("shop", "day"), time="day")
+    def takings(sales: DataFrame) -> DataFrame:
+        return sales.groupBy("shop", F.to_date("sold_at").alias("day")).agg(F.sum("price").cast("decimal(18,2)").alias("taken"))
+
+    return model.catalog([type("shops", (), {"sales": sales, "minutes": minutes, "hours": hours, "takings": takings})])
+
+
+REPLAY = """
+import importlib, json, sys
+from tidemark import settle
+from tidemark.settings import Settings
+module, arguments, _ = json.loads(sys.argv[1])
+name = arguments.pop("run")
+source = arguments.pop("source")
+settings = Settings(_env_file=None)
+catalog = importlib.import_module(module).declared(**arguments)
+print(settle.replay(settings, catalog, "the replay test", print, name=name, source=source).state)
+"""
+
+
+def at(day: date, hour: int, minute: int = 0, second: int = 0) -> datetime:
+    return datetime(day.year, day.month, day.day, hour, minute, second, tzinfo=UTC)
+
+
+class Shops:
+    """One home: a stream over three days of sales and today's, and what was sent to its topic."""
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        self.settings, self.topic, self.sent = settings, topic, 0
+        self.catalog = declared(topic)
+        kafka.apply(settings, self.catalog.topics.values())
+
+    def send(self, *sales: tuple[str, datetime]) -> None:
+        events = [
+            {"id": name, "shop": f"s{n % 2}", "price": round(1 + n % 100 / 100, 2), "sold_at": when.isoformat()}
+            for n, (name, when) in enumerate(sales, self.sent)
+        ]
+        assert kafka.produce(self.settings, self.catalog[self.topic], events).complete  # type: ignore[arg-type]
+        self.sent += len(events)
+
+    def read(self) -> bool:
+        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == self.sent
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return query.query(self.settings, self.catalog, sql, rows=100_000).rows
+
+    def sales(self) -> dict[date, int]:
+        return dict(self.rows("SELECT day, sum(sales)::BIGINT FROM hours GROUP BY day ORDER BY day"))
+
+    def versions(self) -> dict[str, int]:
+        return {d.name: lake.table(self.settings, d).delta().version() for d in self.catalog.derived}
+
+    def compared(self, run: lake.Run) -> dict[tuple[str, date], tuple[int, int, int]]:
+        found = compare.kept(self.settings, run)
+        assert found is not None
+        return {(d.table, d.day): (d.changed, d.missing, d.extra) for d in found if not d.same}
+
+
+@pytest.fixture(scope="module")
+def shops(house: Callable[..., Settings]) -> Shops:
+    return Shops(house(chunk_records=20), "sales_of_the_replay_test")
+
+
+def test_a_mistake_is_mended_by_a_replay_beside_the_running_stream(shops: Shops, run: Any, spark: SparkSession) -> None:
+    # Each day has 30 sales; on the second, two ids differ in case alone. Today has three, two of which do.
+    for day in DAYS:
+        shops.send(*((f"{day}-{n}", at(day, 10 + n % 3, n % 60)) for n in range(28)))
+    shops.send(("twin", at(DAYS[1], 10)), ("lone", at(DAYS[1], 10)), ("TWIN", at(DAYS[1], 10)), ("lone2", at(DAYS[1], 10)))
+    shops.send(("t-1", NOW), ("t-2", NOW), ("T-1", NOW))
+    shops.send(("x", NOW - timedelta(seconds=1)))
+
+    # Shipped with the mistake: live and settled, it counts one sale too few.
+    stream = run(shops.settings, {"topic": shops.topic, "mended": False})
+    wrong = {DAYS[0]: 28, DAYS[1]: 31, DAYS[2]: 28}
+    stream.until(lambda: shops.read() and shops.sales().get(TODAY) == 3)
+    first = settle.settle(shops.settings, declared(shops.topic, mended=False), DAYS, "the night")
+    settle.publish(shops.settings, shops.catalog, first.id)
+    assert {d: n for d, n in shops.sales().items() if d in DAYS} == wrong
+
+    # Mended. While the stream still runs as shipped, a replay is refused: later rows would be of the old code.
+    with pytest.raises(settle.SettleError, match=r"stream main still runs minutes as it was .* restart it"):
+        settle.replay(shops.settings, shops.catalog, "mended")
+    stream.drains()
+    stream = run(shops.settings, {"topic": shops.topic})
+    shops.send(("y", NOW))
+    stream.until(lambda: shops.read() and shops.sales().get(TODAY) == 4)
+
+    # Replayed beside the stream, with a reader looking on: nothing moves, and exactly the touched rows are listed.
+    before, seen, ended = shops.versions(), set(), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.2):
+            seen.add(tuple(sorted((d, n) for d, n in shops.sales().items() if d in DAYS)))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    again = settle.replay(shops.settings, shops.catalog, "ids that differ in case are two")
+    assert (again.state, again.source, again.open_days) == ("staged", "kafka", [str(TODAY)])
+    assert len(again.chunks) == 3
+    rolled = {name: version for name, version in shops.versions().items() if name != "hours"}
+    assert rolled == {name: version for name, version in before.items() if name != "hours"}
+    touched = {("minutes", DAYS[1]), ("hours", DAYS[1]), ("minutes", TODAY)}
+    assert shops.compared(again) == dict.fromkeys(touched, (1, 0, 0))
+    told = compare.as_markdown(again, compare.kept(shops.settings, again) or [])
+    assert f"| hours | {DAYS[1]} | 6 | 1 | 0 | 0 |" in told and "takings (6 rows)" in told
+
+    # Published: all days in one commit a table; the reader saw the old or the new; today's live rows follow.
+    done = settle.publish(shops.settings, shops.catalog, again.id)
+    assert {p.table: p.version for p in done if p.table != "hours"} == {n: v + 1 for n, v in rolled.items()}
+    stream.until(lambda: shops.sales() == wrong | {DAYS[1]: 32, TODAY: 5})
+    ended.set()
+    reader.join()
+    assert seen == {tuple(wrong.items()), tuple((wrong | {DAYS[1]: 32}).items())}
+    shops.send(("Y", NOW))
+    stream.until(lambda: shops.sales()[TODAY] == 6)
+
+    # A run that was staged before is not published over it, and nothing of it is.
+    assert settle.publish(shops.settings, shops.catalog, again.id)[0].version is None
+    with pytest.raises(lake.LakeError, match=rf"{DAYS[0]} of views/\w+ was published again by run {again.id}"):
+        settle.rollback(shops.settings, shops.catalog, first.id, "too late")
+
+    # Taken back and published again: each is one commit, and each is exact.
+    taken = settle.rollback(shops.settings, shops.catalog, again.id, "to see")
+    assert {p.table for p in taken} == {"minutes", "hours", "takings"} and all(p.version for p in taken)
+    assert {d: n for d, n in shops.sales().items() if d in DAYS} == wrong
+    assert settle.rollback(shops.settings, shops.catalog, again.id, "twice") == []
+    settle.publish(shops.settings, shops.catalog, again.id)
+    assert {d: n for d, n in shops.sales().items() if d in DAYS} == wrong | {DAYS[1]: 32}
+    stream.until(lambda: shops.sales()[TODAY] == 6)
+    stream.drains()
+
+    # Later live rows and later settlings are the new code's: nothing differs any more.
+    last = settle.replay(shops.settings, shops.catalog, "once more", source="log")
+    assert shops.compared(last) == {}
+    shops.older = last  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("moment", ["chunk:1", "chunk:3", "chunk:6", "staged"])
+def test_killed_replay_leaves_readers_alone_and_goes_on_where_it_was(shops: Shops, run: Any, moment: str) -> None:
+    before = shops.versions()
+    name = f"killed-{moment.replace(':', '-')}"
+    arguments = {"topic": shops.topic, "run": name, "source": "kafka"}
+    run(shops.settings, arguments, program=REPLAY, failpoint=moment).dies()
+    assert shops.versions() == before
+    dead = lake.run_of(shops.settings, name)
+    assert (dead.state, dead.undecided) == ("running", True)
+    staged = {d.name: lake.staged_upto(lake.table(shops.settings, d), name) for d in shops.catalog.derived}
+    found = settle.replay(shops.settings, shops.catalog, "the replay test", name=name)
+    assert found.state == "staged" and shops.compared(found) == {}
+    assert max(staged.values()) >= 0 or moment == "chunk:1"
+    assert shops.versions() == before
+    assert settle.replay(shops.settings, shops.catalog, "the replay test", name=name).touched == found.touched
+    lake.drop(shops.settings, shops.catalog, found)
+    assert not list(shops.settings.lake_path.glob(f"*/*/runs/{name}"))
+    with pytest.raises(settle.SettleError, match=f"run {name} is dropped"):
+        settle.publish(shops.settings, shops.catalog, name)
+
+
+def test_planted_difference_of_one_row_one_cent_and_one_key_is_found(shops: Shops, spark: SparkSession) -> None:
+    run = shops.older  # type: ignore[attr-defined]
+    takings = lake.table(shops.settings, shops.catalog["takings"])
+    places = [("DELETE FROM {t} WHERE day = '{d}' AND shop = 's0'", (0, 1, 0))]
+    places += [("UPDATE {t} SET taken = taken + 0.01 WHERE day = '{d}' AND shop = 's1'", (1, 0, 0))]
+    places += [("UPDATE {t} SET shop = 's9' WHERE day = '{d}' AND shop = 's0'", (0, 1, 1))]
+    for day, (statement, _) in zip(DAYS, places, strict=True):
+        spark.sql(statement.format(t=f"delta.`{takings.path}`", d=day))
+    found = compare.compare(spark, shops.settings, shops.catalog, run, ["minutes", "hours", "takings"])
+    said = {(d.table, d.day): (d.changed, d.missing, d.extra) for d in found if not d.same}
+    assert said == {("takings", day): counts for day, (_, counts) in zip(DAYS, places, strict=True)}
+    [cent] = next(d.samples for d in found if d.table == "takings" and d.day == DAYS[1])
+    assert Decimal(str(cent["published"]["taken"])) - Decimal(str(cent["run"]["taken"])) == Decimal("0.01")
+    text = compare.as_markdown(run, found)
+    assert f"| takings | {DAYS[1]} | 2 | 1 | 0 | 0 |" in text and "| changed | published | s1 |" in text
+    assert compare.from_json(compare.as_json(run, found)) == [compare.Difference(**vars(d)) for d in found] or json.loads(
+        compare.as_json(run, found)
+    )
+    settle.publish(shops.settings, shops.catalog, run.id)  # and the run mends what someone did by hand
+    assert [d for d in compare.compare(spark, shops.settings, shops.catalog, run, ["takings"]) if not d.same] == []
+
+
+def test_only_one_table_and_what_reads_it_is_replayed(shops: Shops) -> None:
+    run = settle.replay(shops.settings, shops.catalog, "hours alone", source="log", only=["hours"], first=DAYS[1], last=DAYS[1])
+    assert {n: t["gate"] for n, t in run.tables.items()} == {shops.topic: "passed", "hours": "passed"}
+    assert (run.days, run.open_days) == ([str(DAYS[1])], [])
+    lake.drop(shops.settings, shops.catalog, run)
+
+
+def test_record_that_the_log_lacks_is_a_refusal_that_names_the_range(shops: Shops, spark: SparkSession) -> None:
+    log = lake.table(shops.settings, shops.catalog[shops.topic])
+    [(partition, offset)] = shops.rows(f"SELECT kafka.partition, kafka.offset FROM {shops.topic} WHERE id = 'twin'")
+    spark.sql(f"DELETE FROM delta.`{log.path}` WHERE id = 'twin'")
+    with pytest.raises(settle.SettleError, match=rf"partition {partition}: .* offsets {offset} to {offset} are not there"):
+        settle.replay(shops.settings, shops.catalog, "a hole", source="log")
+    with pytest.raises(settle.SettleError, match=rf"1 records that the log lacks, the first at partition {partition}, offset"):
+        settle.replay(shops.settings, shops.catalog, "a hole")
+    assert {r.state for r in lake.runs(shops.settings) if r.reason == "a hole"} == {"failed"}
+
+
+def test_replay_of_one_name_is_not_worked_on_twice_at_once(shops: Shops) -> None:
+    run = next(r for r in lake.runs(shops.settings) if r.state == "failed")
+    with (
+        local.Lease(shops.settings.lake_path / "runs" / f".{run.id}.lease"),
+        pytest.raises(local.LeaseHeld, match=re.escape(run.id)),
+    ):
+        settle.resume(shops.settings, shops.catalog, run)
+
+
+def test_merged_rollup_equals_what_the_log_gives(shops: Shops, spark: SparkSession) -> None:
+    minutes = shops.catalog.rollups["minutes"]
+    merged = fold.merge(minutes, lake.read(spark, lake.table(shops.settings, minutes)))
+    counted = merged.agg(F.sum(how_many("ids"))).first()
+    assert counted is not None and counted[0] == shops.sent
