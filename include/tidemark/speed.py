@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ import structlog
 
 from tidemark import fold, kafka, lake, session
 from tidemark.local import Lease
-from tidemark.model import Catalog, Declared, Rollup, Topic, View, comment, duration, streams_of
+from tidemark.model import Catalog, Declared, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -42,10 +42,13 @@ SMALL = 20_000
 STEP = 1_000_000
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+# How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
+BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
 
 LEDGER = (
     "stream STRING, generation INT, seq BIGINT, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
-    "records BIGINT, rejects BIGINT, stream_time TIMESTAMP, started_at TIMESTAMP, finished_at TIMESTAMP, day DATE"
+    "records BIGINT, rejects BIGINT, gaps BIGINT, gap STRING, stream_time TIMESTAMP, started_at TIMESTAMP, "
+    "finished_at TIMESTAMP, day DATE"
 )
 
 
@@ -56,10 +59,11 @@ class SpeedError(RuntimeError):
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: bool = False) -> None:
+def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: bool = False, accept_loss: bool = False) -> None:
     """Run one stream until SIGTERM, SIGINT or a stop marker; returns when it has drained between two batches.
 
-    `recover` opens a new generation at the log's last offset of each partition, for a checkpoint that is lost.
+    `recover` opens a new generation at the log's last offset of each partition, for a checkpoint that is lost;
+    `accept_loss` does so where Kafka has deleted records that were never read, and enters the lost range in the ledger.
     Raises `LeaseHeld` when another copy runs, `SpeedError` when the checkpoint, the topics and the tables do not belong
     together, and whatever stopped a batch: nothing half-written is visible, and the next start goes on from there.
     """
@@ -72,7 +76,7 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
         (state / "stop").unlink(missing_ok=True)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
-            Stream(settings, catalog, stream, state).run(recover)
+            Stream(settings, catalog, stream, state).run(recover, accept_loss)
         except BaseException as error:
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
@@ -81,16 +85,6 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
 
 def beat(state: str, **more: Any) -> dict[str, Any]:
     return {"pid": os.getpid(), "state": state, "at": datetime.now(UTC).isoformat(), **more}
-
-
-def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
-    """How a stream is: its heartbeat and its last progress, as the stream wrote them; empty where it never ran."""
-    found: dict[str, Any] = {}
-    for name in ("heartbeat", "progress"):
-        file = settings.state / stream / f"{name}.json"
-        if file.exists():
-            found[name] = json.loads(file.read_text())
-    return found
 
 
 class Stream:
@@ -115,7 +109,7 @@ class Stream:
 
     # ---- start
 
-    def run(self, recover: bool) -> None:
+    def run(self, recover: bool, accept_loss: bool) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signum, lambda *_: self.stopping.set())
@@ -125,7 +119,9 @@ class Stream:
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
-        self.generation = self.open_generation(recover)
+        code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
+        lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
+        self.generation = self.open_generation(recover, accept_loss)
         self.remember_time()
         self.roll_what_lacks()
         background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions)]
@@ -194,6 +190,10 @@ class Stream:
             if mark in text:
                 return text.split(mark, 1)[1].splitlines()[0]
         if "KafkaDataLoss" in text or "KAFKA_DATA_LOSS" in text or "some data may have been lost" in text.lower():
+            try:
+                self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, list(self.mine.topics), "earliest")))
+            except SpeedError as lost:
+                return str(lost)
             return f"Kafka no longer holds offsets that stream {self.name} has not read: {text.splitlines()[0]}"
         return text.splitlines()[0]
 
@@ -226,11 +226,10 @@ class Stream:
         self.set_aside[declared.name] = " ".join(str(error).split())[:500]
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
-    def open_generation(self, recover: bool) -> lake.Generation:
+    def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
         """The checkpoint's generation: the one it carries, a first one, or with `recover` a new one above all before."""
         topics = list(self.mine.topics)
         found = self.checkpoint.identity
-        rows = lake.ledger_rows(self.settings, self.name)
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
         last = max((seq for seq in entered if seq is not None), default=-1)
         ids = kafka.topic_ids(self.settings, topics)
@@ -243,6 +242,7 @@ class Stream:
                         f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
                         f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                     )
+        earliest = kafka.offsets(self.settings, topics, "earliest")
         if found and not recover:
             newest = self.checkpoint.newest("offsets")
             planned = found.base + (-1 if newest is None else newest)
@@ -251,29 +251,96 @@ class Stream:
                     f"the checkpoint in {self.checkpoint.path} ends at batch {planned} of stream {self.name}, the lake at "
                     f"{last}: an old copy, or files are lost; {repair}"
                 )
-            if not set(topics) - set(found.topic_ids):
-                return found
-            wider = lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids})
-            return self.write_identity(wider)
-        if not found and last >= 0 and not recover:
+            lost = self.lost(self.read_upto(found), earliest)
+            if not accept_loss:
+                self.refuse_lost(lost)
+            if not lost:
+                if not set(topics) - set(found.topic_ids):
+                    return found
+                return self.write_identity(lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids}))
+        if not found and last >= 0 and not (recover or accept_loss):
             raise SpeedError(
                 f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
                 f"{self.name}; {repair}"
             )
-        earliest = kafka.offsets(self.settings, topics, "earliest")
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
-        number = max((r["generation"] for r in rows), default=0) + 1
+        number = 1 if last < 0 else self.newest_generation() + 1
         if last >= 0:
-            held = self.log_spans(topics)
-            self.finish_ledger(rows, held, max(1, number - 1))
-            for topic, parts in held.items():
-                start[topic] |= {p: max(until, start[topic].get(p, 0)) for p, (_, until) in parts.items()}
+            done = self.finish_ledger(self.entered_spans(), self.log_spans(topics), max(1, number - 1))
+            lost = self.lost(done, earliest)
+            if not accept_loss:
+                self.refuse_lost(lost)
+            last = max(last, self.ledger.appended(self.name) or 0)
+            if lost:
+                last += 1
+                self.enter_loss(lost, last, number)
+            for topic, parts in done.items():
+                if topic in start:
+                    start[topic] |= {p: max(until, start[topic].get(p, 0)) for p, until in parts.items()}
         if self.checkpoint.path.exists():
             aside = self.checkpoint.path.with_name(f"{self.name}.before-{number}-{int(time.time())}")
             shutil.move(self.checkpoint.path, aside)
             log.warning("the old checkpoint is kept", path=str(aside))
         log.info("a new generation", stream=self.name, generation=number, start=start)
         return self.write_identity(lake.Generation(number, last + 1, start, ids))
+
+    def read_upto(self, generation: lake.Generation | None = None) -> dict[str, dict[str, int]]:
+        """The next offset of each partition that the checkpoint has committed none beyond."""
+        generation, done = generation or self.generation, self.checkpoint.newest("commits")
+        upto = self.checkpoint.offsets(done) if done is not None else {}
+        return {t: {**generation.start.get(t, {}), **upto.get(t, {})} for t in {*generation.start, *upto}}
+
+    def lost(
+        self, upto: Mapping[str, Mapping[str, int]], earliest: Mapping[str, Mapping[int, int]]
+    ) -> dict[str, dict[str, list[int]]]:
+        """What Kafka has deleted and nobody has read, `{topic: {partition: [from, until]}}`; of partitions that were read."""
+        gone = {
+            t: {str(p): [upto[t][str(p)], first] for p, first in parts.items() if first > upto.get(t, {}).get(str(p), first)}
+            for t, parts in earliest.items()
+        }
+        return {t: parts for t, parts in gone.items() if parts}
+
+    def refuse_lost(self, lost: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        ranges = [f"{t}, partition {p}, offsets {a} to {b - 1}" for t, parts in lost.items() for p, (a, b) in parts.items()]
+        if ranges:
+            raise SpeedError(
+                f"Kafka has deleted records that stream {self.name} has not read: topic {'; topic '.join(ranges)}. If they "
+                f"cannot be produced again, go on without them: tidemark speed --stream {self.name} --accept-loss; the "
+                f"ledger keeps the range. So that it does not happen again, raise the topic's retention"
+            )
+
+    def enter_loss(self, lost: Mapping[str, Mapping[str, Sequence[int]]], seq: int, generation: int) -> None:
+        """The lost range, in the ledger: offsets that nobody has read, with the reason."""
+        why = "lost: deleted by Kafka before it was read, accepted with --accept-loss"
+        counts = [
+            {"topic": t, "partition": int(p), "records": 0, "rejects": 0, "gaps": b - a, "gap": why}
+            for t, parts in lost.items()
+            for p, (a, b) in parts.items()
+        ]
+        log.warning("going on without what Kafka has deleted; the ledger keeps the range", stream=self.name, lost=lost)
+        self.write_ledger(lake.Batch(self.name, seq, seq, lost), counts, datetime.now(UTC), generation)
+
+    def entered(self) -> DataFrame:
+        """This stream's ledger, as Spark reads it: it may hold years."""
+        rows = lake.read(self.spark, self.ledger)
+        return rows.where(rows["stream"] == self.name)
+
+    def newest_generation(self) -> int:
+        from pyspark.sql import functions as F
+
+        found = self.entered().agg(F.max("generation").alias("number")).first() if self.ledger.exists else None
+        return found["number"] if found and found["number"] is not None else 0
+
+    def entered_spans(self) -> dict[str, dict[str, list[int]]]:
+        """The first offset of each partition in the ledger and the one after its last."""
+        from pyspark.sql import functions as F
+
+        ends = (
+            self.entered()
+            .groupBy("topic", "partition")
+            .agg(F.min("from_offset").alias("from_offset"), F.max("until_offset").alias("until_offset"))
+        )
+        return fold.spans(ends.toArrow().to_pylist())
 
     def write_identity(self, generation: lake.Generation) -> lake.Generation:
         self.checkpoint.path.mkdir(parents=True, exist_ok=True)
@@ -292,54 +359,58 @@ class Stream:
         return found
 
     def finish_ledger(
-        self, rows: Sequence[Mapping[str, Any]], held: Mapping[str, Mapping[str, Sequence[int]]], generation: int
-    ) -> None:
+        self,
+        entered: Mapping[str, Mapping[str, Sequence[int]]],
+        held: Mapping[str, Mapping[str, Sequence[int]]],
+        generation: int,
+    ) -> dict[str, dict[str, int]]:
         """Enter what a killed batch has put into the logs and no further, so that the rollups get it from there.
 
-        Without its checkpoint that batch is not tried again: the new generation starts after the logs' last offsets.
+        Without its checkpoint that batch is not tried again: the new generation starts after the offsets returned, the
+        last of the logs and the ledger.
         """
         from pyspark.sql import functions as F
 
-        entered, offsets, counts = fold.spans(rows), {}, []
+        done = {t: {p: until for p, (_, until) in parts.items()} for t, parts in entered.items() if t in self.mine.topics}
+        offsets: dict[str, dict[str, list[int]]] = {}
+        counts: list[dict[str, Any]] = []
         for topic, parts in held.items():
             known = entered.get(topic, {})
             spans = {p: [known[p][1] if p in known else first, until] for p, (first, until) in parts.items()}
             if not (spans := {p: s for p, s in spans.items() if s[1] > s[0]}):
                 continue
             offsets[topic] = spans
+            done[topic] = {**done.get(topic, {}), **{p: until for p, (_, until) in spans.items()}}
             left = fold.within_offsets(lake.read(self.spark, self.tables[topic]), spans)
             found = left.groupBy("kafka.partition").agg(
                 F.count("*").alias("records"),
                 F.count("reject").alias("rejects"),
                 F.max(fold.event_time(self.mine.topics[topic])).alias("stream_time"),
             )
-            counts += [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
+            mine = [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
+            counts += self.explained(self.mine.topics[topic], mine, spans)
         if counts:
             seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
-            self.stream_time = max((c["stream_time"] for c in counts if c["stream_time"]), default=None)
+            self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
             log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
             self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation)
+        return done
 
     def remember_time(self) -> None:
-        rows = lake.ledger_rows(self.settings, self.name)
-        self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
+        times = [r["stream_time"] for r in lake.newest_batch(self.settings, self.name) if r["stream_time"]]
+        self.stream_time = max(times, default=None)
 
     # ---- what a rollup lacks
 
     def roll_what_lacks(self) -> None:
         """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not."""
-        rows = lake.ledger_rows(self.settings, self.name)
-        done = max((r["seq"] for r in rows), default=-1)
+        done = self.ledger.appended(self.name)
         for rollup in self.mine.rollups.values():
-            if rollup.name in self.set_aside:
+            have = self.tables[rollup.name].appended(self.name) if rollup.name not in self.set_aside else done
+            if done is None or (have is not None and have >= done):
                 continue
-            have = self.tables[rollup.name].appended(self.name)
-            reads = {t.name for t in rollup.reads.values()}
-            lacks = [r for r in rows if r["seq"] > (-1 if have is None else have) and r["topic"] in reads]
-            if not lacks:
-                continue
-            log.info("rolling from the log", rollup=rollup.name, batches=len({r["seq"] for r in lacks}), upto=done)
-            for step in steps(lacks, STEP):
+            for step in self.steps(rollup, -1 if have is None else have):
+                log.info("rolling from the log", rollup=rollup.name, batches=[step.lo, step.hi], upto=done)
                 try:
                     self.roll_step(rollup, step)
                 except Exception as error:
@@ -348,16 +419,44 @@ class Stream:
                     self.aside(rollup, error)
                     break
 
-    def roll_step(self, rollup: Rollup, step: Sequence[Mapping[str, Any]]) -> None:
-        lo, hi = min(r["seq"] for r in step), max(r["seq"] for r in step)
-        offsets = fold.spans(step)
+    def steps(self, rollup: Rollup, have: int) -> list[lake.Batch]:
+        """The ledger's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        reads = sorted({t.name for t in rollup.reads.values()})
+        lacks = self.entered().where((F.col("seq") > have) & F.col("topic").isin(reads))
+        before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
+        numbered = (
+            lacks.groupBy("seq")
+            .agg(F.sum("records").alias("n"))
+            .select("seq", F.floor(F.coalesce(before, F.lit(0)) / STEP).alias("step"))
+        )
+        spans = (
+            lacks.join(numbered, on="seq", how="inner")
+            .groupBy("step", "topic", "partition")
+            .agg(
+                F.min("seq").alias("lo"),
+                F.max("seq").alias("hi"),
+                F.min("from_offset").alias("from_offset"),
+                F.max("until_offset").alias("until_offset"),
+            )
+        )
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in spans.orderBy("step").toArrow().to_pylist():
+            found.setdefault(row["step"], []).append(row)
+        return [
+            lake.Batch(self.name, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
+            for rows in found.values()
+        ]
+
+    def roll_step(self, rollup: Rollup, batch: lake.Batch) -> None:
         events = {}
         for parameter, topic in rollup.reads.items():
             table = self.tables[topic.name]
-            files = table.files_of(lo, hi)
-            rows = fold.within_offsets(lake.read(self.spark, table, files=files), offsets.get(topic.name, {}))
+            files = table.files_of(batch.lo, batch.hi)
+            rows = fold.within_offsets(lake.read(self.spark, table, files=files), batch.offsets.get(topic.name, {}))
             events[parameter] = fold.accepted(topic, rows)
-        batch = lake.Batch(self.name, lo, hi, offsets)
         table = self.tables[rollup.name]
         lake.append(table, batch, lake.write_spark(table, batch.folder, fold.roll(rollup, events)))
 
@@ -426,10 +525,9 @@ class Stream:
                 )
             for name, written in logs.items():
                 files, counted = written.result()
-                self.same_as_offsets(name, counted, offsets[name])
+                counts += self.explained(self.mine.topics[name], counted, offsets[name])
                 lake.append(self.tables[name], batch, files)
                 self.remember_low(name, seq, files)
-                counts += counted
                 lake.failpoint("between")
             for name, written in rolling.items():
                 try:
@@ -443,7 +541,7 @@ class Stream:
                 self.remember_low(name, seq, files)
         for rows in held:
             rows.unpersist()
-        times = [c["stream_time"] for c in counts if c["stream_time"]]
+        times = [c["stream_time"] for c in counts if c.get("stream_time")]
         self.stream_time = max([*times, *([self.stream_time] if self.stream_time else [])], default=None)
         self.write_ledger(batch, counts, started, self.generation.number)
         self.report(batch, counts, started, timings)
@@ -489,23 +587,34 @@ class Stream:
         rows, table = fold.roll(rollup, frames), self.tables[rollup.name]
         return lake.write_arrow(table, batch.folder, rows.toArrow()) if small else lake.write_spark(table, batch.folder, rows)
 
-    def same_as_offsets(self, topic: str, counted: Sequence[Mapping[str, Any]], offsets: Mapping[str, Sequence[int]]) -> None:
-        records = {str(c["partition"]): c["records"] for c in counted}
+    def explained(
+        self, topic: Topic, counted: Sequence[Mapping[str, Any]], offsets: Mapping[str, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """One row for each partition of the batch, with the offsets that hold no record and why. Raises `SpeedError` for a
+        topic that may have no such gaps."""
+        counts = {str(c["partition"]): c for c in counted}
+        nothing = {"topic": topic.name, "records": 0, "rejects": 0, "stream_time": None}
+        found = []
         for partition, (start, until) in offsets.items():
-            if records.get(partition, 0) != until - start:
+            row = {**nothing, "partition": int(partition), **counts.get(partition, {})}
+            gaps = until - start - row["records"]
+            if gaps < 0 or (gaps and not topic.gaps):
                 raise SpeedError(
-                    f"topic {topic}, partition {partition}: offsets {start} to {until} hold {records.get(partition, 0)} records, "
-                    f"not {until - start}; a compacted or transactional topic has such gaps and must say so"
+                    f"topic {topic.name}, partition {partition}: offsets {start} to {until} hold {row['records']} records, "
+                    f"not {until - start}. A compacted topic, or one whose producers use transactions, has such gaps and must "
+                    f"say so: Topic(…, compacted=True) or Topic(…, transactional=True)"
                 )
+            found.append({**row, "gaps": gaps, "gap": topic.gaps if gaps else None})
+        return found
 
     def write_ledger(self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], started: datetime, generation: int) -> None:
         import pyarrow as pa
 
         schema = pa.schema(
             [
-                *((n, pa.string()) for n in ("stream", "topic")),
+                *((n, pa.string()) for n in ("stream", "topic", "gap")),
                 *((n, pa.int32()) for n in ("generation", "partition")),
-                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects")),
+                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects", "gaps")),
                 *((n, pa.timestamp("us", "UTC")) for n in ("stream_time", "started_at", "finished_at")),
                 ("day", pa.date32()),
             ]
@@ -644,19 +753,6 @@ def of_broker(error: BaseException) -> bool:
     )
 
 
-def steps(rows: Sequence[Mapping[str, Any]], size: int) -> list[list[Mapping[str, Any]]]:
-    """Ledger rows in runs of whole batches of about `size` records."""
-    found: list[list[Mapping[str, Any]]] = []
-    held = 0
-    for row in rows:
-        if not found or (held >= size and row["seq"] != found[-1][-1]["seq"]):
-            found.append([])
-            held = 0
-        found[-1].append(row)
-        held += row["records"]
-    return found
-
-
 def drain(query: Any, seconds: float = 120) -> None:
     """Stop a query between two batches: stopping inside one leaves a stack trace, though the data is safe."""
     until = time.monotonic() + seconds
@@ -723,7 +819,10 @@ class Refresher:
         }
         self.seen: dict[str, datetime] = {}
         self.upto: dict[str, int] = {}
+        # Up to when each view knows what was published: a replay may have given today other rollups since.
+        self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
+        self.bases: dict[str, Base] = {}
 
     def newest(self) -> None:
         """The short way: marks that are new since the last time, and the last one again, which was still being filled."""
@@ -742,7 +841,9 @@ class Refresher:
             # The first time it goes on where the full way ended, which took its time.
             since = max(floor(last, step) + step if last else covered, until - duration(view.shortcut.live.back))
             began = time.monotonic()
-            rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
+            rows = self.marks(view, view.shortcut, since, until) if view.shortcut.coarse else None
+            if rows is None:
+                rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
             self.swap(view, rows, since, until, step)
             self.seen[view.name] = at
             self.due[view.name].wait(2 * step)
@@ -760,7 +861,8 @@ class Refresher:
         for view in self.views:
             # A batch of late events alone moves no time, and corrects rows all the same.
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
-            if at is None or view.refresh is None or same or not self.due[view.name]():
+            looking, reopened = datetime.now(UTC), self.reopened(view)
+            if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
                 continue
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
@@ -771,12 +873,27 @@ class Refresher:
                 # Only what came since can have changed a row: most refreshes need not reach back all the way.
                 low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
                 back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
-            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, HOUR)
+            if reopened:
+                back = min(back, midnight(reopened, self.zone))
+            # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
+            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or HOUR)
             began = time.monotonic()
             rows = self.rows(view, view.function, view.reads, since, until)
             self.swap(view, rows, since, until, None)
-            self.seen[view.name], self.upto[view.name] = at, seq
+            self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
             log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+
+    def reopened(self, view: View) -> date | None:
+        """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
+        folder = self.stream.settings.lake_path / "runs"
+        since = self.known.setdefault(view.name, datetime.now(UTC) - timedelta(days=1))
+        if not folder.exists() or folder.stat().st_mtime <= since.timestamp():
+            return None
+        looking = datetime.now(UTC)
+        found = lake.reopened(self.stream.settings, since)
+        if not found:
+            self.known[view.name] = looking
+        return found
 
     def rows(
         self, view: View, function: Callable[..., DataFrame], reads: Mapping[str, Declared], since: datetime, until: datetime
@@ -788,6 +905,34 @@ class Refresher:
         inputs = fold.inputs(reads, self.read_table, low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=False).toArrow()
 
+    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table | None:
+        """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
+
+        None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
+        """
+        lookback, step = duration(view.lookback), duration(shortcut.step)
+        inputs = {}
+        for parameter, source in shortcut.reads.items():
+            if not isinstance(source, Rollup) or until - since > lookback / 2:
+                return None
+            base = self.bases.get(source.name)
+            if base is None or not base.serves(since, until - step, lookback):
+                base = self.bases[source.name] = self.base(source, since, until - step, lookback, base)
+            tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
+            newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
+            inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
+        return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False).toArrow()
+
+    def base(self, rollup: Rollup, first: datetime, last: datetime, lookback: timedelta, before: Base | None) -> Base:
+        low, start, end = first - lookback, last - lookback + BASE, first - SETTLE_DOWN
+        bounds = fold.period(self.spark, low, end)
+        rows = fold.within(lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=end), rollup.time, bounds)
+        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end)).persist()
+        merged.count()
+        if before:
+            before.rows.unpersist()
+        return Base(low, start, end, merged)
+
     def read_table(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
         return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
 
@@ -797,6 +942,13 @@ class Refresher:
             covered = self.stream.covered.get(view.name, EARLIEST)
             if step:
                 since = max(since, covered)
+            elif view.shortcut and since > (hour := floor(since, HOUR)):
+                # The files are of whole hours: what is before `since` in its hour is taken over as it is.
+                there = fold.within(
+                    lake.read(self.spark, table, low=hour, high=since), view.time, fold.period(self.spark, hour, since)
+                )
+                rows = pa_concat([there.select(*rows.column_names).toArrow().cast(rows.schema), rows])
+                since = hour
             adds = []
             for span, part in by_span(rows, view.time, step or HOUR, self.zone):
                 if span >= since or not step:
@@ -805,6 +957,26 @@ class Refresher:
             lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
             if not step:
                 self.stream.covered[view.name] = until
+
+
+def pa_concat(tables: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables(tables)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A rollup's rows of `[low, end)`, those of `[start, end)` merged into one for each rest of the key."""
+
+    low: datetime
+    start: datetime
+    end: datetime
+    rows: DataFrame
+
+    def serves(self, first: datetime, last: datetime, lookback: timedelta) -> bool:
+        """Whether every mark from `first` to `last` looks back over all of what is merged, and no further than there is."""
+        return self.low <= first - lookback and last - lookback <= self.start and self.end <= first
 
 
 def by_span(rows: pa.Table, column: str, step: timedelta, zone: ZoneInfo) -> Iterator[tuple[datetime, pa.Table]]:

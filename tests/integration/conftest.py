@@ -19,8 +19,8 @@ SPEED = """
 import importlib, json, sys
 from tidemark import speed
 from tidemark.settings import Settings
-module, arguments, recover = json.loads(sys.argv[1])
-speed.run(Settings(_env_file=None), importlib.import_module(module).declared(**arguments), recover=recover)
+module, arguments, options = json.loads(sys.argv[1])
+speed.run(Settings(_env_file=None), importlib.import_module(module).declared(**arguments), **options)
 """
 
 
@@ -100,11 +100,12 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
         arguments: dict[str, Any] | None = None,
         *,
         recover: bool = False,
+        accept_loss: bool = False,
         failpoint: str | None = None,
         program: str = SPEED,
     ) -> Process:
         settings.home.mkdir(parents=True, exist_ok=True)
-        argument = [request.module.__name__, arguments or {}, recover]
+        argument = [request.module.__name__, arguments or {}, {"recover": recover, "accept_loss": accept_loss}]
         process = Process(settings, program, argument, failpoint, settings.home / f"process-{len(started)}.log")
         started.append(process)
         return process

@@ -178,7 +178,7 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     sensors.send(reading(200, value=0), *(reading(n) for n in range(201, 300)))
     stream.until(sensors.read)
     sensors.send(*(reading(n) for n in range(300, 400)))
-    stream.until(lambda: sensors.read() and speed.status(sensors.settings)["progress"]["lag"] == 0)
+    stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["lag"] == 0)
 
     found = {(bytes(v), r) for v, r in sensors.rows("SELECT kafka.value, reject FROM LOG WHERE reject IS NOT NULL")}
     assert {r for _, r in found} == {r for _, r in BAD}
@@ -186,7 +186,7 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     [counted] = sensors.rows("SELECT count(id), count(reject), (SELECT sum(rejects) FROM ledger) FROM LOG")
     assert counted == (400, len(BAD), len(BAD))
 
-    aside = speed.status(sensors.settings)["progress"]["set_aside"]
+    aside = local.status(sensors.settings)["progress"]["set_aside"]
     assert sorted(aside) == ["leasts", "shares"]
     assert "valeu" in aside["leasts"] and "DIVIDE_BY_ZERO" in aside["shares"]
     tables = {name: lake.table(sensors.settings, declared(sensors.topic)[name]) for name in ("minutes", "shares", "leasts")}
@@ -205,13 +205,13 @@ def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_tha
     shutil.copytree(sensors.checkpoint.path, sensors.settings.home / "older")
     sensors.send(*(reading(n) for n in range(400, 450)))
     stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
-    stream.until(lambda: sensors.read() and speed.status(sensors.settings)["progress"]["set_aside"] == {})
+    stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["set_aside"] == {})
     check_everything(sensors, spark)
 
     local.stop(broker, local.BROKER, signal.SIGKILL)
     try:
         stream.until(lambda: "no Kafka broker answers" in stream.said)
-        stream.until(lambda: speed.status(sensors.settings)["heartbeat"]["state"] == "waiting")
+        stream.until(lambda: local.status(sensors.settings)["heartbeat"]["state"] == "waiting")
     finally:
         local.start_broker(broker)
     stream.until(lambda: "the broker is back" in stream.said)
@@ -251,7 +251,7 @@ def test_lost_checkpoint_is_refused_until_recovered_and_then_nothing_is_lost_or_
 
     # SIGTERM drained between two batches: the last one is committed, and nobody reads a stack trace.
     assert sensors.checkpoint.newest("offsets") == sensors.checkpoint.newest("commits")
-    assert speed.status(sensors.settings)["heartbeat"]["state"] == "stopped"
+    assert local.status(sensors.settings)["heartbeat"]["state"] == "stopped"
     assert "Traceback" not in stream.said and "\tat " not in stream.said and "Exception" not in stream.said
 
 

@@ -1,0 +1,139 @@
+"""A topic, a rollup and a view that change while their tables live on; and rejects that a mended schema accepts."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidemark import fold, kafka, lake, model, query, settle, speed
+from tidemark.functions import distinct, how_many, pane
+from tidemark.model import Catalog, Topic, rollup, view
+from tidemark.settings import Settings
+
+TOPIC = "visits_of_the_change_test"
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
+NOON = datetime(YESTERDAY.year, YESTERDAY.month, YESTERDAY.day, 12, tzinfo=UTC)
+SCHEMAS = {
+    "first": "id STRING NOT NULL, page STRING NOT NULL, seen_at TIMESTAMP NOT NULL",
+    "wider": "id STRING NOT NULL, page STRING, seen_at TIMESTAMP NOT NULL, note STRING",
+    "renamed": "id STRING NOT NULL, path STRING, seen_at TIMESTAMP NOT NULL, note STRING",
+    "retyped": "id STRING NOT NULL, page STRING, seen_at TIMESTAMP NOT NULL, note BIGINT",
+}
+OLD_LEDGER = (
+    "stream STRING, generation INT, seq BIGINT, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
+    "records BIGINT, rejects BIGINT, stream_time TIMESTAMP, started_at TIMESTAMP, finished_at TIMESTAMP, day DATE"
+)
+
+
+def declared(version: str) -> Catalog:
+    """Visits by minute and hour; from `wider` on the hours count pages too, and a rollup of pages stands beside."""
+    visits = Topic(TOPIC, "id", 2, SCHEMAS[version], "seen_at", id="id")
+    if version == "renamed" or version == "retyped":
+        return model.catalog([type("visits", (), {"visits": visits})])
+
+    @rollup(reads={"visits": visits}, key=("minute",), time="minute", merge={"ids": "distinct"})
+    def minutes(visits: DataFrame) -> DataFrame:
+        return visits.groupBy(pane("seen_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+
+    @view(reads={"minutes": minutes}, key=("hour",), time="hour")
+    def hours(minutes: DataFrame) -> DataFrame:
+        counted = minutes.groupBy(F.date_trunc("hour", "minute").alias("hour")).agg(F.sum(how_many("ids")).alias("visits"))
+        return counted if version == "first" else counted.withColumn("half", F.col("visits") / 2)
+
+    @rollup(reads={"visits": visits}, key=("page", "minute"), time="minute", merge={"ids": "distinct", "note": "max"})
+    def pages(visits: DataFrame) -> DataFrame:
+        minute = pane("seen_at", "1 minute").alias("minute")
+        page = F.coalesce("page", F.lit("none")).alias("page")
+        return visits.groupBy(page, minute).agg(distinct("id").alias("ids"), F.max("note").alias("note"))
+
+    found = {"visits": visits, "minutes": minutes, "hours": hours} | ({} if version == "first" else {"pages": pages})
+    return model.catalog([type("visits", (), found)])
+
+
+class Visits:
+    """One home whose code changes between two starts of its stream."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.sent = settings, 0
+        kafka.apply(settings, declared("first").topics.values())
+
+    def send(self, *events: dict[str, Any]) -> None:
+        whole = [{"id": f"v{n}", "seen_at": NOON.isoformat()} | e for n, e in enumerate(events, self.sent)]
+        assert kafka.produce(self.settings, declared("first").topics[TOPIC], whole).complete
+        self.sent += len(whole)
+
+    def read(self) -> bool:
+        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == self.sent
+
+    def rows(self, sql: str, version: str = "wider") -> list[tuple[Any, ...]]:
+        return query.query(self.settings, declared(version), sql.replace("LOG", TOPIC)).rows
+
+    def counted(self, spark: SparkSession, name: str) -> list[tuple[Any, ...]]:
+        one = declared("wider").rollups[name]
+        merged = fold.merge(one, lake.read(spark, lake.table(self.settings, one)))
+        columns = [c for c in (*one.key, *one.merge) if c not in ("minute", "ids")]
+        return sorted(tuple(r) for r in merged.select(*columns, how_many("ids").alias("n")).collect())
+
+
+@pytest.fixture(scope="module")
+def visits(house: Callable[..., Settings], spark: SparkSession) -> Visits:
+    """The home of a version before: its ledger has no columns for gaps."""
+    home = Visits(house())
+    lake.ledger(home.settings).create(fold.schema_of(fold.nothing(spark, OLD_LEDGER)), "of the version before")
+    return home
+
+
+def test_columns_and_a_rollup_are_added_while_the_tables_live_on(visits: Visits, run: Any, spark: SparkSession) -> None:
+    visits.send({"page": "/a"}, {"page": "/a"}, {"page": "/b", "note": "not asked for yet"}, {"page": None}, {})
+    stream = run(visits.settings, {"version": "first"})
+    stream.until(lambda: visits.read() and visits.rows("SELECT count(*) FROM LOG", "first") == [(5,)])
+    stream.drains()
+    first = settle.settle(visits.settings, declared("first"), [YESTERDAY], "the first night")
+    settle.publish(visits.settings, declared("first"), first.id)
+    assert visits.rows("SELECT visits FROM hours", "first") == [(3,)]
+
+    # Restarted with the wider code: old rows have null there, readers go on, the new rollup has its history.
+    stream = run(visits.settings, {"version": "wider"})
+    visits.send({"page": "/a", "note": "hello"}, {"page": None, "note": None})
+    stream.until(lambda: visits.read() and visits.rows("SELECT count(*) FROM LOG") == [(7,)])
+    stream.drains()
+    found = visits.rows("SELECT id, page, note, reject FROM LOG ORDER BY kafka.timestamp, id NULLS LAST")
+    assert [r for r in found if r[3] is None and r[0] in ("v0", "v5", "v6")] == [
+        ("v0", "/a", None, None),
+        ("v5", "/a", "hello", None),
+        ("v6", None, None, None),
+    ]
+    assert visits.counted(spark, "pages") == [("/a", "hello", 3), ("/b", None, 1), ("none", None, 1)]
+    assert visits.rows("SELECT visits, half FROM hours") == [(3, None)]  # settled before there was a half
+    assert {gaps for (gaps,) in visits.rows("SELECT gaps FROM ledger")} == {0}
+
+
+def test_rejects_that_the_mended_schema_accepts_are_mended_once_and_their_days_settled(
+    visits: Visits, spark: SparkSession
+) -> None:
+    assert visits.rows("SELECT count(*) FROM LOG WHERE reject IS NOT NULL") == [(2,)]
+    mended = settle.settle_rejects(visits.settings, declared("wider"), "page may be null")
+    assert mended is not None and (mended.days, mended.state) == ([str(YESTERDAY)], "staged")
+    assert visits.rows("SELECT count(*), count(reject), count(DISTINCT (kafka.partition, kafka.offset)) FROM LOG") == [(7, 0, 7)]
+    assert visits.counted(spark, "pages") == [("/a", "hello", 3), ("/b", None, 1), ("none", None, 3)]
+    settle.publish(visits.settings, declared("wider"), mended.id)
+    assert visits.rows("SELECT visits, half FROM hours") == [(7, 3.5)]
+    assert settle.settle_rejects(visits.settings, declared("wider"), "again") is None
+    assert visits.rows("SELECT count(*) FROM LOG") == [(7,)]
+
+
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [
+        ("first", f"table log/{TOPIC}: note string is not in the code"),
+        ("renamed", f"table log/{TOPIC}: page string is not in the code .the code has gained path; a column that is renamed"),
+        ("retyped", f"table log/{TOPIC}: note is string, the code says long"),
+    ],
+)
+def test_a_column_that_is_removed_renamed_or_retyped_is_refused_at_the_start(visits: Visits, version: str, sentence: str) -> None:
+    with pytest.raises(lake.LakeError, match=rf"{sentence}.* Write it back as it was, or give .* a new name \({TOPIC}_v2\)"):
+        speed.run(visits.settings, declared(version))
+    assert visits.rows("SELECT count(*) FROM LOG") == [(7,)]

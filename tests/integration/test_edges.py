@@ -1,0 +1,217 @@
+"""What other people's topics are like: transactions, compaction, more partitions, lost records, no id, plain lines."""
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from pyspark.sql import DataFrame
+
+from tidemark import fold, kafka, lake, local, model, query, speed
+from tidemark.functions import distinct, how_many, pane, position
+from tidemark.model import Catalog, Topic, rollup
+from tidemark.settings import Settings
+
+NOW = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
+EVENT = "name STRING NOT NULL, said_at TIMESTAMP NOT NULL"
+
+
+def declared(topic: str, partitions: int = 2, **changes: Any) -> Catalog:
+    """One topic without an `id`, and its minutes: an event is its partition and offset."""
+    text = changes.get("format") == "text"
+    schema, moment = ("line STRING NOT NULL", "kafka.timestamp") if text else (EVENT, "said_at")
+    events = Topic(topic, None if text else "name", partitions, schema, moment, **changes)
+
+    @rollup(reads={"events": events}, key=("minute",), time="minute", merge={"seen": "distinct"})
+    def minutes(events: DataFrame) -> DataFrame:
+        return events.groupBy(pane(moment, "1 minute").alias("minute")).agg(distinct(position()).alias("seen"))
+
+    return model.catalog([type("talk", (), {"events": events, "minutes": minutes})])
+
+
+class Talk:
+    """One home with a stream over one topic."""
+
+    def __init__(self, settings: Settings, topic: str, **changes: Any) -> None:
+        self.settings, self.topic, self.changes = settings, topic, changes
+        self.catalog = declared(topic, **changes)
+        self.admin = AdminClient(kafka.client_config(settings))
+        kafka.apply(settings, self.catalog.topics.values())
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"topic": self.topic, **self.changes}
+
+    def send(self, *names: str) -> None:
+        events = [{"name": name, "said_at": NOW.isoformat()} for name in names]
+        assert kafka.produce(self.settings, self.catalog[self.topic], events).complete  # type: ignore[arg-type]
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return query.query(self.settings, self.catalog, sql.replace("LOG", self.topic), rows=100_000).rows
+
+    def ledger(self, columns: str) -> list[tuple[Any, ...]]:
+        return (
+            self.rows(f"SELECT {columns} FROM ledger WHERE topic = '{self.topic}'") if lake.ledger(self.settings).exists else []
+        )
+
+    def names(self) -> list[str]:
+        there = lake.table(self.settings, self.catalog[self.topic]).exists
+        return [name for (name,) in self.rows("SELECT name FROM LOG ORDER BY ALL")] if there else []
+
+    def whole(self) -> bool:
+        """Whether the ledger's batches follow each other from zero to Kafka's end, without a hole or an overlap."""
+        ends = kafka.offsets(self.settings, [self.topic], "latest")[self.topic]
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for partition, start, until in sorted(self.ledger('"partition", from_offset, until_offset')):
+            spans.setdefault(partition, []).append((start, until))
+        edges = {
+            p: [0, *(until for _, until in parts)] == [*(start for start, _ in parts), ends[p]] for p, parts in spans.items()
+        }
+        return all(edges.values()) and set(spans) == {p for p, end in ends.items() if end}
+
+    def delete(self, upto: dict[int, int]) -> None:
+        """What retention does, at once."""
+        for future in self.admin.delete_records([TopicPartition(self.topic, p, o) for p, o in upto.items()]).values():
+            future.result()
+
+
+Homes = Callable[..., Settings]
+
+
+def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_out(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_in_transactions", partitions=1, transactional=True)
+    producer = Producer({"bootstrap.servers": talk.settings.brokers, "transactional.id": "talk"})
+    producer.init_transactions(20)
+    for kept, names in ((True, "abc"), (False, "xyz"), (True, "de")):
+        producer.begin_transaction()
+        for name in names:
+            producer.produce(talk.topic, json.dumps({"name": name, "said_at": NOW.isoformat()}).encode(), name.encode())
+        producer.flush(20)
+        producer.commit_transaction(20) if kept else producer.abort_transaction(20)
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == list("abcde") and talk.whole())
+
+    # A batch with nothing in it but an aborted transaction has its offsets in the ledger too.
+    producer.begin_transaction()
+    producer.produce(talk.topic, b"{}", b"x")
+    producer.flush(20)
+    producer.abort_transaction(20)
+    stream.until(talk.whole)
+    stream.drains()
+    [(records, rejects, gaps, offsets, why)] = talk.ledger(
+        "sum(records), sum(rejects), sum(gaps), sum(until_offset - from_offset), string_agg(DISTINCT gap)"
+    )
+    assert (records, rejects, gaps, offsets) == (5, 0, 8, 13)
+    assert why == "transaction markers and aborted records"
+
+
+def test_undeclared_transactions_stop_the_stream_with_the_word_to_write(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_undeclared", partitions=1)
+    producer = Producer({"bootstrap.servers": talk.settings.brokers, "transactional.id": "undeclared"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(talk.topic, json.dumps({"name": "a", "said_at": NOW.isoformat()}).encode(), b"a")
+    producer.commit_transaction(20)
+    stream = run(talk.settings, talk.arguments)
+    stream.ends(1)
+    assert "offsets 0 to 2 hold 1 records, not 2." in stream.said and "Topic(…, transactional=True)" in stream.said
+    stream = run(talk.settings, talk.arguments | {"transactional": True})  # and with the word it goes on, losing nothing
+    stream.until(lambda: talk.names() == ["a"] and talk.whole())
+    stream.drains()
+
+
+def test_partitions_added_to_a_live_topic_are_read_from_their_first_offset(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_that_grows", partitions=1)
+    talk.send("a", "b")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a", "b"])
+    wider = declared(talk.topic, partitions=4)[talk.topic]
+    assert [c.what for c in kafka.apply(talk.settings, [wider])] == ["partitions"]  # type: ignore[list-item]
+    talk.send(*(f"n{n}" for n in range(40)))
+    stream.until(lambda: len(talk.names()) == 42 and talk.whole())
+    assert {p for (p,) in talk.rows("SELECT DISTINCT kafka.partition FROM LOG")} == {0, 1, 2, 3}
+    stream.drains()
+
+
+def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is_accepted(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_that_is_lost", partitions=1)
+    talk.send("a", "b")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a", "b"])
+    with stream.paused():
+        talk.send("lost 1", "lost 2", "c")
+        talk.delete({0: 4})
+    stream.ends(1)
+    lost = rf"topic {talk.topic}, partition 0, offsets 2 to 3\. .* tidemark speed --stream main --accept-loss"
+    with pytest.raises(speed.SpeedError, match=lost):
+        speed.run(talk.settings, talk.catalog)
+    assert "offsets 2 to 3" in stream.said
+    with pytest.raises(speed.SpeedError, match=lost):
+        speed.run(talk.settings, talk.catalog, recover=True)  # recovering is not accepting
+
+    stream = run(talk.settings, talk.arguments, accept_loss=True)
+    stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
+    talk.send("d")
+    stream.until(lambda: talk.names() == ["a", "b", "c", "d"] and talk.whole())
+    stream.drains()
+    [(start, until, why)] = [r for r in talk.ledger("from_offset, until_offset, gap") if r[2]]
+    assert (start, until) == (2, 4) and why.startswith("lost: deleted by Kafka before it was read")
+    stream = run(talk.settings, talk.arguments, accept_loss=True)  # where nothing is lost it changes nothing
+    stream.until(lambda: local.status(talk.settings)["heartbeat"]["state"] == "running")
+    stream.drains()
+    assert {g for (g,) in talk.ledger("generation")} == {1, 2}
+
+
+def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_in_lines", format="text")
+    lines = [b"to be", b"", b"or not", b"to be", b'{"not": "parsed"}', "être".encode(), b"\xff\xfe"]
+    assert kafka.produce(talk.settings, talk.catalog[talk.topic], lines).complete  # type: ignore[arg-type]
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: sum(n for (n,) in talk.ledger("records")) == 7)
+    found = talk.rows("SELECT line, reject FROM LOG ORDER BY ALL")
+    assert found == sorted(
+        [*((line.decode(), None) for line in lines[:-1]), (None, "not UTF-8")], key=lambda r: (r[0] is None, r[0])
+    )
+    stream.drains()
+
+
+def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: Any) -> None:
+    talk = Talk(house(), "talk_twice")
+    talk.send("a", "a", "b")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: sum(n for (n,) in talk.ledger("records")) == 3)
+    stream.drains()
+    minutes = talk.catalog.rollups["minutes"]
+    rows = fold.merge(minutes, lake.read(spark, lake.table(talk.settings, minutes)))
+    assert [r["n"] for r in rows.select(how_many("seen").alias("n")).collect()] == [3]
+
+
+def test_compacted_offsets_are_gaps_that_the_ledger_explains(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_compacted", partitions=1, compacted=True)
+    wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
+    entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
+    talk.admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, talk.topic, incremental_configs=entries)])[
+        ConfigResource(ResourceType.TOPIC, talk.topic)
+    ].result()
+    for _ in range(3):
+        talk.send("a", "b")
+    deadline = time.monotonic() + 90
+    while len(list(kafka.consume(talk.settings, talk.topic, "earliest"))) == 6:
+        talk.send("c")  # a segment is closed by the record after it
+        assert time.monotonic() < deadline, "Kafka has not compacted the topic"
+        time.sleep(0.5)
+        if (
+            len(list(kafka.consume(talk.settings, talk.topic, "earliest")))
+            < kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
+        ):
+            break
+    stream = run(talk.settings, talk.arguments)
+    stream.until(talk.whole)
+    stream.drains()
+    [(records, gaps, why)] = talk.ledger("sum(records), sum(gaps), string_agg(DISTINCT gap)")
+    assert records + gaps == kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
+    assert gaps > 0 and why == "compacted away"
