@@ -10,18 +10,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, live, plain, publication, series
+from bench import append, live, long, night, plain, publication, replay, series
 from bench.measure import Figure, machine
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
-NAMES = ("live", "plain", "publication", "append", "series")
-"""In this order: the first three share one stream and its lake, the last two have the machine to themselves."""
+NAMES = ("live", "plain", "publication", "append", "series", "long")
+"""In this order: the first three share one stream and its lake, the others have the machine to themselves."""
+OWN = ("night", "replay")
+"""Each in a world of its own: they need a topic with nothing else in it."""
 ALSO = {"micro_batch": "append", "settled_series": "series"}
 
 
 def bench(
-    only: Annotated[str, typer.Option(help=f"Some of {','.join(NAMES)}; all unless said.")] = "",
+    only: Annotated[str, typer.Option(help=f"Some of {','.join((*NAMES, *OWN))}; all unless said.")] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Minutes, not half an hour: shows that it works, decides little.")
     ] = False,
@@ -32,40 +34,54 @@ def bench(
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = OUT,
 ) -> None:
     """Measure the platform beside what a user would pick instead. Goals are compared, never assumed."""
-    chosen = {ALSO.get(name, name) for name in only.split(",") if name} or set(NAMES)
-    if wrong := chosen - set(NAMES):
-        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(NAMES)}", param_hint="--only")
+    chosen = {ALSO.get(name, name) for name in only.split(",") if name} or {*NAMES, *OWN}
+    if wrong := chosen - {*NAMES, *OWN}:
+        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*NAMES, *OWN))}", param_hint="--only")
     console, before = Console(width=170), machine()
     console.print(f"{before}, seed {seed}", soft_wrap=True, highlight=False)
     seconds = seconds or (60 if quick else 600)
     history = history if history is not None else (60 if quick else 3600)
     out.parent.mkdir(parents=True, exist_ok=True)
     found: list[Figure] = []
-    with World(seed) as world:
-        for name in (n for n in NAMES if n in chosen):
-            if name in ("append", "series"):
-                world.stop_stream()
-            match name:
-                case "live":
-                    figures = live.measure(world, rate, seconds, history, warmup=20 if quick else 30)
-                case "plain" if quick:
-                    figures = plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1)
-                case "plain":
-                    rates = (2000, 4000, 8000, 12000, 16000, 24000)
-                    figures = plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2)
-                case "publication":
-                    figures = publication.measure(world, 20_000)
-                case "append":
-                    figures = append.measure(world, 5000, batches=6 if quick else 30)
-                case "series":
-                    figures = series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
-            show(console, figures)
-            found += figures
-            out.write_text(json.dumps([figure.plain() for figure in found], indent=1) + "\n")
+    for names in ([n for n in NAMES if n in chosen], *([n] for n in OWN if n in chosen)):
+        if not names:
+            continue
+        with World(seed) as world:
+            for name in names:
+                figures = measured(world, name, quick, rate, seconds, history)
+                show(console, figures)
+                found += figures
+                out.write_text(json.dumps([figure.plain() for figure in found], indent=1) + "\n")
     after = machine()
     console.print(f"load {before['load']} at the start, {after['load']} at the end", highlight=False)
     (out.parent / "machine.json").write_text(json.dumps({"seed": seed, "quick": quick, "before": before, "after": after}) + "\n")
     raise typer.Exit(1 if any(figure.met is False for figure in found) else 0)
+
+
+def measured(world: World, name: str, quick: bool, rate: float, seconds: float, history: float) -> list[Figure]:
+    if name in ("append", "series", "long"):
+        world.stop_stream()
+    match name:
+        case "live":
+            return live.measure(world, rate, seconds, history, warmup=20 if quick else 30)
+        case "plain" if quick:
+            return plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1)
+        case "plain":
+            rates = (2000, 4000, 8000, 12000, 16000, 24000)
+            return plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2)
+        case "publication":
+            return publication.measure(world, 20_000)
+        case "append":
+            return append.measure(world, 5000, batches=6 if quick else 30)
+        case "series":
+            return series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
+        case "long":
+            return long.measure(world, 5000 if quick else 120_000)
+        case "night":
+            return night.measure(world, 50_000 if quick else 1_000_000, days=3 if quick else 30, rounds=1 if quick else 3)
+        case "replay":
+            return replay.measure(world, 100_000 if quick else 1_800_000, rate, calm=30 if quick else 60)
+    raise ValueError(name)
 
 
 def show(console: Console, figures: list[Figure]) -> None:

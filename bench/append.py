@@ -54,7 +54,7 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
     stream = Stream(settings, CATALOG, "main", settings.state / "main")
     stream.spark = session.session(settings, "append", {"spark.scheduler.allocation.file": f"file:{stream.pools()}"})
     stream.make_tables()
-    stream.generation = stream.open_generation(False)
+    stream.generation = stream.open_generation(False, False)
     own, enough = stream.batch, threading.Event()
     said: dict[str, list[dict[str, float]]] = {"tidemark": [], "delta-spark": []}
 

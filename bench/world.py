@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Tree
-from tidemark import kafka, lake, local, speed
+from tidemark import kafka, lake, local
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS
 from tidemark.settings import Settings
@@ -100,10 +100,13 @@ class World:
     def beating(self, process: local.Process) -> bool:
         if not process.alive():
             raise RuntimeError(f"the stream ended: {process.log.read_text()[-2000:]}")
-        return speed.status(self.settings).get("heartbeat", {}).get("state") == "running"
+        return local.status(self.settings).get("heartbeat", {}).get("state") == "running"
 
     def stop_stream(self) -> None:
         local.stop(self.settings, STREAM)
+
+    def stop(self, name: str) -> None:
+        local.stop(self.settings, name)
 
     def ends(self) -> dict[int, int]:
         return kafka.offsets(self.settings, [PAGE_VIEWS.name], "latest")[PAGE_VIEWS.name]
