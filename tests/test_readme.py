@@ -133,7 +133,7 @@ def folder(spark, tmp_path_factory) -> Iterator[Path]:
     run = lake.Run("settle-1", "staged", [str(DAY)], "a test", NOON.isoformat(), "0")
     rows = [{"page": p, "pv": pv, "uv": uv, "settled": True, "day": DAY} for p, pv, uv in SETTLED]
     lake.stage(table, run.id, spark.createDataFrame(rows, schema))
-    lake.publish(config, table, run, ["main"], {"run": run.id}, whole_days=True)
+    lake.publish(config, table, run, map(date.fromisoformat, run.days), ["main"], {"run": run.id}, whole_days=True)
     yield folder
 
 
