@@ -220,7 +220,8 @@ def test_make_targets_exist():
 def test_every_setting_is_on_the_page_with_its_default_and_no_other():
     below_home = {"lake": ".tidemark/lake", "jars_dir": ".tidemark/jars"}
     wanted = {
-        f"TIDEMARK_{name.upper()}": below_home.get(name, str(field.default)) for name, field in Settings.model_fields.items()
+        f"TIDEMARK_{name.upper()}": below_home.get(name, "" if field.default is None else str(field.default))
+        for name, field in Settings.model_fields.items()
     }
     assert {row[0].strip("`"): row[1].strip("`") for row in rows_of("setting")} == wanted
     assert set(re.findall(r"TIDEMARK_[A-Z_]+", README)) == set(wanted)

@@ -71,8 +71,10 @@ def ending(error: Exception) -> tuple[int, str] | None:
         return WRONG, one_line(f"{error.format_message()} (tidemark --help shows what there is)")
     if isinstance(error, ValidationError) and error.title == "Settings":
         first = error.errors()[0]
-        name = f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}"
-        return WRONG, one_line(f"{name}={first['input']}: {first['msg'].removeprefix('Value error, ')}")
+        sentence = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of several settings together: the sentence names them, and the input is all there are
+            return WRONG, one_line(sentence)
+        return WRONG, one_line(f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}={first['input']}: {sentence}")
     kind = type(error)
     if kind.__module__.startswith("tidemark") or kind.__name__ == "KafkaException":
         return CODES.get(kind.__name__, FAILED), one_line(str(error))
@@ -284,8 +286,8 @@ class Steps:
 def up(json_: AsJson = False) -> None:
     """Start what runs on this machine: jars, broker, topics, and a stream for each that the pipelines name.
 
-    What is there already is left as it is, so running it twice changes nothing. A broker that is not on loopback
-    is used, never started. `tidemark down` ends it all.
+    What is there already is left as it is, so running it twice changes nothing. A broker that is not on loopback,
+    or that asks for TLS or a user, is used, never started. `tidemark down` ends it all.
     """
     config = settings()
     bring_up(config, Steps())
@@ -300,7 +302,7 @@ def bring_up(config: Settings, steps: Steps) -> None:
         local.fetch_jars(config)
     with steps.step(f"broker at {config.brokers}") as say:
         try:
-            kafka.wait(config, 0.5)
+            kafka.wait(config, 0.5 if config.kafka_protocol == "PLAINTEXT" else kafka.ANSWER)
             say("answers already")
         except kafka.BrokerAway:
             local.start_broker(config)
@@ -897,6 +899,8 @@ def whole_status(config: Settings) -> dict[str, Any]:
         broker = "answers"
     except kafka.BrokerAway:
         broker = "does not answer"
+    except kafka.BrokerRefused as refused:
+        broker = str(refused)
     newest = max(lake.runs(config), key=lambda r: r.created, default=None)
     return {
         "home": str(config.home.absolute()),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import heapq
 import json
 import math
+import re
+import socket
+import ssl
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,6 +72,13 @@ class BrokerAway(ConnectionError):
     """No broker answers; the sentence names the address."""
 
 
+class BrokerRefused(ConnectionError):
+    """Kafka is there and does not take us, or we do not take its certificate; waiting would not help.
+
+    The sentence says why and which setting to look at; it holds no secret.
+    """
+
+
 class TopicMissing(LookupError):
     """Kafka does not hold a topic; the sentence says how to create it."""
 
@@ -77,37 +88,89 @@ class TopicRefused(ValueError):
 
 
 def client_config(settings: Settings) -> dict[str, Any]:
-    """What every librdkafka client of the platform starts from: the brokers, and quiet, quick reconnects."""
-    return {
+    """What every librdkafka client of the platform starts from: the brokers, how to speak to them, quick reconnects."""
+    config: dict[str, Any] = {
         "bootstrap.servers": settings.brokers,
         "client.id": "tidemark",
         "log_level": 2,  # librdkafka writes to the terminal itself; what matters arrives by callbacks and errors
         "reconnect.backoff.max.ms": 1000,
         "socket.keepalive.enable": True,
+        "security.protocol": settings.kafka_protocol,
     }
+    if settings.kafka_protocol.endswith("SSL"):
+        config |= {"enable.ssl.certificate.verification": True, "ssl.endpoint.identification.algorithm": "https"}
+        if settings.kafka_ca:
+            config["ssl.ca.location"] = str(settings.kafka_ca.absolute())
+        if settings.kafka_certificate and settings.kafka_key:
+            config["ssl.certificate.location"] = str(settings.kafka_certificate.absolute())
+            config["ssl.key.location"] = str(settings.kafka_key.absolute())
+    if settings.kafka_user is not None and settings.kafka_password is not None:
+        config |= {
+            "sasl.mechanism": settings.kafka_mechanism,
+            "sasl.username": settings.kafka_user,
+            "sasl.password": settings.kafka_password.get_secret_value(),
+        }
+    return config
 
 
 def spark_options(settings: Settings) -> dict[str, str]:
-    """The options of Spark's Kafka source, for `readStream` and `read` alike. Topic and offsets are the caller's."""
-    return {
+    """The options of Spark's Kafka source, for `readStream` and `read` alike. Topic and offsets are the caller's.
+
+    The password and the client's key are among them: `session` tells Spark to redact these options wherever it shows any.
+    """
+    options = {
         "kafka.bootstrap.servers": settings.brokers,
+        "kafka.security.protocol": settings.kafka_protocol,
         "kafka.isolation.level": "read_committed",
         "kafka.fetch.max.wait.ms": "20",  # a live read waits for the broker's long poll: 760 against 540 ms a batch
         "includeHeaders": "true",
         "failOnDataLoss": "true",
     }
+    if settings.kafka_protocol.endswith("SSL"):
+        options["kafka.ssl.endpoint.identification.algorithm"] = "https"
+        if settings.kafka_ca:
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.location"] = str(settings.kafka_ca.absolute())
+        if settings.kafka_certificate and settings.kafka_key:
+            # As text: Java wants both in one file, and a second copy of a key on the disk is one too many.
+            options["kafka.ssl.keystore.type"] = "PEM"
+            options["kafka.ssl.keystore.certificate.chain"] = settings.kafka_certificate.read_text()
+            options["kafka.ssl.keystore.key"] = settings.kafka_key.read_text()
+    if settings.kafka_user is not None and settings.kafka_password is not None:
+        module = "plain.PlainLoginModule" if settings.kafka_mechanism == "PLAIN" else "scram.ScramLoginModule"
+        user, password = quoted(settings.kafka_user), quoted(settings.kafka_password.get_secret_value())
+        options["kafka.sasl.mechanism"] = settings.kafka_mechanism
+        options["kafka.sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+        )
+    return options
+
+
+def quoted(text: str) -> str:
+    """A value in a JAAS line, which Java reads with its StreamTokenizer: quotes, backslashes and line ends are escaped."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
 
 
 def wait(settings: Settings, seconds: float) -> None:
-    """Return once a broker answers. Raises `BrokerAway` when none has within `seconds`."""
-    admin = AdminClient(client_config(settings))
+    """Return once a broker answers. Raises `BrokerAway` when none has within `seconds`, `BrokerRefused` at once."""
+    connected(settings, seconds)
+
+
+def connected(settings: Settings, seconds: float = ANSWER) -> AdminClient:
+    """A client that a broker has answered. Raises as `wait` does."""
+    told: list[KafkaError] = []
+    admin = AdminClient(client_config(settings) | {"error_cb": told.append})
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         try:
             admin.list_topics(timeout=max(0.1, min(left, 1.0)))
-            return
+            return admin
         except KafkaException as error:
+            admin.poll(0)  # the reason comes by callback; the answer only says that there was none
+            if because := refusal([*told, error.args[0]], settings):
+                raise BrokerRefused(f"Kafka at {settings.brokers} cannot be used: {because}") from error
             if error.args[0].code() not in AWAY:
                 raise
             if time.monotonic() >= deadline:
@@ -115,10 +178,152 @@ def wait(settings: Settings, seconds: float) -> None:
 
 
 def away(settings: Settings, error: Exception, waited: str = "") -> NoReturn:
+    start = "start one with `tidemark up`" if settings.kafka_protocol == "PLAINTEXT" else "see that it runs"
     raise BrokerAway(
-        f"no Kafka broker answers at {settings.brokers}{waited}; "
-        "start one with `tidemark up`, or say where it is with TIDEMARK_BROKERS"
+        f"no Kafka broker answers at {settings.brokers}{waited}; {start}, or say where it is with TIDEMARK_BROKERS"
     ) from error
+
+
+# ---- why Kafka does not take us
+
+
+KNOCK = 1.0
+"""Seconds that Kafka has to answer when it is asked by hand."""
+ILLEGAL_SASL_STATE, UNSUPPORTED_SASL_MECHANISM = 34, 33
+CERTIFICATE_ALERT = re.compile(r"SSL alert number (4[2-9]|116)\b")
+
+
+def refusal(told: Iterable[KafkaError], settings: Settings) -> str | None:
+    """Why Kafka will not take these settings however long one waits; None where waiting may help.
+
+    A broker that stops in the middle of a handshake looks to librdkafka like one that refuses it, a wrong certificate like
+    any other, and TLS where plain text was meant like no broker at all. So what it says is believed only where the broker
+    itself has spoken; for the rest Kafka is asked by hand, with a request that holds no secret.
+    """
+    said = {error.str() for error in told if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL, *AWAY)}
+    if any("authentication failed" in text.lower() for text in said):
+        return (
+            f'it does not accept the user "{settings.kafka_user}" with this password by {settings.kafka_mechanism}; see '
+            "TIDEMARK_KAFKA_USER, TIDEMARK_KAFKA_PASSWORD and TIDEMARK_KAFKA_MECHANISM"
+        )
+    if any(CERTIFICATE_ALERT.search(text) for text in said):
+        if settings.kafka_certificate:
+            return f"it does not accept the client's certificate {settings.kafka_certificate}; see TIDEMARK_KAFKA_CERTIFICATE"
+        return "it asks for a client's certificate; set TIDEMARK_KAFKA_CERTIFICATE and TIDEMARK_KAFKA_KEY"
+    doubted = any("certificate verify failed" in text for text in said)
+    return next((why for host, port in addresses(settings) if (why := wrong_way(settings, host, port, doubted))), None)
+
+
+def wrong_way(settings: Settings, host: str, port: int, doubted: bool) -> str | None:
+    """What is wrong with the protocol that the settings say, or with the certificate where librdkafka doubts it."""
+    protocol = settings.kafka_protocol
+    tls, sasl = protocol.endswith("SSL"), protocol.startswith("SASL")
+    try:
+        answer = asked(host, port, trusting(settings) if tls else None, settings.kafka_mechanism)
+    except ssl.SSLCertVerificationError as wrong:
+        return distrust(settings, host, wrong) if doubted else None
+    if not answer and not tls and asked(host, port, unverified(), settings.kafka_mechanism) is not None:
+        return f"it speaks TLS at {host}:{port}, and TIDEMARK_KAFKA_PROTOCOL is {protocol}; write SSL or SASL_SSL there"
+    if not answer and tls and asked(host, port, None, settings.kafka_mechanism):
+        return (
+            f"it speaks plain text at {host}:{port}, and TIDEMARK_KAFKA_PROTOCOL is {protocol}; "
+            "give the address where it speaks TLS with TIDEMARK_BROKERS"
+        )
+    if not answer:
+        return None
+    code, mechanisms = answer
+    if sasl and code == ILLEGAL_SASL_STATE:
+        return (
+            f"it asks for no user at {host}:{port}, and TIDEMARK_KAFKA_PROTOCOL is {protocol}; write "
+            f"{protocol.removeprefix('SASL_')} there, or give another address with TIDEMARK_BROKERS"
+        )
+    if not sasl and code != ILLEGAL_SASL_STATE:
+        with_user = "SASL_SSL" if tls else "SASL_PLAINTEXT"
+        return f"it asks for a user at {host}:{port}, and TIDEMARK_KAFKA_PROTOCOL is {protocol}; write {with_user} there"
+    if sasl and code == UNSUPPORTED_SASL_MECHANISM:
+        return f"it does not know {settings.kafka_mechanism}, but {', '.join(mechanisms)}; set TIDEMARK_KAFKA_MECHANISM"
+    return None
+
+
+def distrust(settings: Settings, host: str, wrong: ssl.SSLCertVerificationError) -> str:
+    """The numbers are those of OpenSSL's x509_vfy.h."""
+    if wrong.verify_code == 10:
+        return f"the certificate that it shows as {host} has expired; have it renewed"
+    if wrong.verify_code in (62, 64):
+        return f"its certificate is not made out to {host}; write the name that it is made out to in TIDEMARK_BROKERS"
+    trusted = settings.kafka_ca or "those that this system trusts"
+    return (
+        f"its certificate does not go back to a trusted one ({trusted}): {wrong.verify_message}; see TIDEMARK_KAFKA_CA, and "
+        "that nobody stands between"
+    )
+
+
+def addresses(settings: Settings) -> list[tuple[str, int]]:
+    pairs = (address.strip().rpartition("://")[2].rpartition(":") for address in settings.brokers.split(","))
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs if host and port.isdigit()]
+
+
+def trusting(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.kafka_ca)
+    if settings.kafka_certificate:
+        context.load_cert_chain(settings.kafka_certificate, settings.kafka_key)
+    return context
+
+
+def unverified() -> ssl.SSLContext:
+    """To find out that the other side speaks TLS, no more: nothing is sent that matters."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def asked(host: str, port: int, context: ssl.SSLContext | None, mechanism: str) -> tuple[int, list[str]] | tuple[()] | None:
+    """Kafka's answer to a SaslHandshake request (version 1): its error code and the mechanisms that it knows.
+
+    None where no connection came about, an empty answer where nothing that is Kafka answered on it.
+    Raises `ssl.SSLCertVerificationError`.
+    """
+    name = mechanism.encode()
+    request = struct.pack(f">hhihh{len(name)}s", 17, 1, 7, -1, len(name), name)
+    try:
+        with socket.create_connection((host, port), KNOCK) as raw:
+            if context is None:
+                return answer_to(raw, request)
+            with context.wrap_socket(raw, server_hostname=host) as wrapped:
+                return answer_to(wrapped, request)
+    except ssl.SSLCertVerificationError:
+        raise
+    except OSError:
+        return None
+
+
+def answer_to(connection: socket.socket, request: bytes) -> tuple[int, list[str]] | tuple[()]:
+    try:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        with connection.makefile("rb") as stream:
+            size, correlation, code, count = struct.unpack(">iihi", stream.read(14))
+            if correlation != 7 or not 10 <= size <= 4096:
+                return ()
+            return code, [stream.read(struct.unpack(">h", stream.read(2))[0]).decode() for _ in range(count)]
+    except (OSError, struct.error, ValueError):
+        return ()
+
+
+def refused_by_spark(settings: Settings, error: Exception) -> str | None:
+    """The sentence, where Spark's own Kafka client says that it was refused; None for any other error.
+
+    Java wraps the cause in pages of trace and does not name the setting, so the other client is asked for it.
+    """
+    found = re.search(
+        r"org\.apache\.kafka\.common\.errors\.(?:\w*Authentication|UnsupportedSasl|IllegalSasl)\w*: ([^\n]*)", str(error)
+    )
+    if found is None:
+        return None
+    try:
+        wait(settings, ANSWER)
+    except ConnectionError as sentence:
+        return str(sentence)
+    return f"Kafka at {settings.brokers} cannot be used from Spark: {found[1]}"
 
 
 # ---- topics as code
@@ -180,10 +385,10 @@ def apply(settings: Settings, topics: Iterable[Topic]) -> list[Change]:
     """Create and alter Kafka's topics until they are as the code says; what was done, nothing if nothing was needed.
 
     Everything is looked at first: if any topic is refused, nothing is done and `TopicRefused` lists them all.
-    Options that the code does not name are left alone. Raises `BrokerAway`.
+    Options that the code does not name are left alone. Raises `BrokerAway`, `BrokerRefused`.
     """
     topics = list(topics)
-    admin = AdminClient(client_config(settings))
+    admin = connected(settings)
     held = holdings(settings, admin, [t.name for t in topics])
     brokers = len(metadata(settings, admin).brokers)
     refusals = [s for t in topics for s in refused(t, held.get(t.name), t.replication or settings.replication, brokers)]
@@ -221,7 +426,7 @@ def apply(settings: Settings, topics: Iterable[Topic]) -> list[Change]:
 def listing(settings: Settings, topics: Iterable[Topic]) -> list[Listing]:
     """Each topic of the code as Kafka holds it, with the differences between the two. Raises `BrokerAway`."""
     topics = list(topics)
-    admin = AdminClient(client_config(settings))
+    admin = connected(settings)
     held = holdings(settings, admin, [t.name for t in topics])
     first, last = offsets(settings, list(held), "earliest"), offsets(settings, list(held), "latest")
     rows = []
@@ -247,7 +452,7 @@ def listing(settings: Settings, topics: Iterable[Topic]) -> list[Listing]:
 def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """Kafka's own id of each topic, which changes when a topic is recreated. Raises `TopicMissing`, `BrokerAway`."""
     names = list(names)
-    found = descriptions(settings, AdminClient(client_config(settings)), names)
+    found = descriptions(settings, connected(settings), names)
     refuse_missing(names, found)
     return {name: topic_id(found[name]) for name in names}
 
@@ -261,7 +466,7 @@ def offsets(settings: Settings, topics: Iterable[str], at: Literal["earliest", "
     names = list(topics)
     if not names:
         return {}
-    admin = AdminClient(client_config(settings))
+    admin = connected(settings)
     found = descriptions(settings, admin, names)
     refuse_missing(names, found)
     places = [TopicPartition(name, p.id) for name in names for p in found[name].partitions]
@@ -461,7 +666,8 @@ def produce(
     partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
     again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
     refuses is counted and the rest go on. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes
-    again. `progress` is called about five times a second and at the end, with the same `Delivery`. Raises `TopicMissing`.
+    again. `progress` is called about five times a second and at the end, with the same `Delivery`. Raises `TopicMissing`,
+    `BrokerRefused`.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -481,7 +687,7 @@ def produce(
             progress(delivery)
 
     try:
-        refuse_missing([topic.name], descriptions(settings, AdminClient(client_config(settings)), [topic.name], seconds=2.0))
+        refuse_missing([topic.name], descriptions(settings, connected(settings, 2.0), [topic.name], seconds=2.0))
     except BrokerAway:
         connection.gone()  # the records wait for the broker, up to their patience
     producer = Producer(
@@ -729,7 +935,7 @@ def consume(
 
     An `int` is an offset, the same in every partition, moved into what the partition holds. `follow` goes on for ever;
     `limit` ends after so many. Partitions are assigned, so no consumer group is left behind. A broker that goes away is
-    waited for. Raises `TopicMissing`, `BrokerAway`.
+    waited for. Raises `TopicMissing`, `BrokerAway`, `BrokerRefused`.
     """
     at = "earliest" if isinstance(start, int) else start
     begin, ends = offsets(settings, [topic], at)[topic], offsets(settings, [topic], "latest")[topic]

@@ -297,6 +297,12 @@ def start_broker(settings: Settings) -> Process:
     Its data is in `<home>/kafka` and survives a restart; its log is `state/logs/kafka.log`. If it runs, it is returned.
     Raises `PortBusy`, `BrokerFailed`, `JarsWrong`, `JavaMissing`.
     """
+    if settings.kafka_protocol != "PLAINTEXT":
+        raise BrokerFailed(
+            f"no Kafka broker answers at {settings.brokers}, and none is started where TIDEMARK_KAFKA_PROTOCOL is "
+            f"{settings.kafka_protocol}: the embedded one speaks plain text; see that yours runs, or say where it is with "
+            "TIDEMARK_BROKERS"
+        )
     if known := running(settings, BROKER):
         return answering(settings, known)
     host, port = address(settings)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, Self
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import field_validator
+from pydantic import SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -16,7 +18,10 @@ class Settings(BaseSettings):
     Instants are UTC everywhere; `zone` only says where a business day begins and ends.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TIDEMARK_", env_file=".env", frozen=True, extra="ignore")
+    # An error must not show what it was given: the password is among it.
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEMARK_", env_file=".env", frozen=True, extra="ignore", hide_input_in_errors=True
+    )
 
     home: Path = Path(".tidemark")
     """Everything that this machine keeps: lake, checkpoints, broker, jars, logs."""
@@ -28,6 +33,24 @@ class Settings(BaseSettings):
     """Kafka's bootstrap servers. The embedded broker listens on the first of them."""
     controller_port: int = 19093
     """The embedded broker's KRaft controller, on loopback."""
+    kafka_protocol: Literal["PLAINTEXT", "SSL", "SASL_SSL", "SASL_PLAINTEXT"] = "PLAINTEXT"
+    """How every client speaks to Kafka; none ever tries another way. SSL is TLS, SASL asks for a user and a password.
+
+    SASL_PLAINTEXT leaves the events readable on the wire; it is used only where it is written here.
+    The embedded broker speaks PLAINTEXT on loopback; with another protocol none is started.
+    """
+    kafka_ca: Path | None = None
+    """The certificates (PEM) that the broker's must go back to; those that the system trusts unless said."""
+    kafka_certificate: Path | None = None
+    """The client's own certificate and its chain (PEM), for a broker that asks for one (mutual TLS)."""
+    kafka_key: Path | None = None
+    """The private key of `kafka_certificate` (PEM, PKCS #8, without a pass phrase)."""
+    kafka_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    """How SASL proves the password. PLAIN sends it, so it needs SASL_SSL."""
+    kafka_user: str | None = None
+    """The user of SASL."""
+    kafka_password: SecretStr | None = None
+    """The user's password; no message, log or file of the platform shows it."""
     master: str = "local[2]"
     """Spark's master for the stream, settling and replays."""
     driver_memory: str = "1536m"
@@ -63,6 +86,69 @@ class Settings(BaseSettings):
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
 
+    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", mode="before")
+    @classmethod
+    def empty_is_not_given(cls, value: object) -> object:
+        given = value.get_secret_value() if isinstance(value, SecretStr) else value
+        return None if given == "" else value
+
+    @field_validator("kafka_ca", "kafka_certificate")
+    @classmethod
+    def holds_certificates(cls, path: Path | None) -> Path | None:
+        if path and "-----BEGIN CERTIFICATE-----" not in text_of(path):
+            raise ValueError("the file holds no certificate in PEM; give one with -----BEGIN CERTIFICATE----- in it")
+        return path
+
+    @field_validator("kafka_key")
+    @classmethod
+    def holds_a_key(cls, path: Path | None) -> Path | None:
+        # Java reads PKCS #8 alone, and librdkafka would ask for a pass phrase that nobody is there to give.
+        if path and "-----BEGIN PRIVATE KEY-----" not in text_of(path):
+            raise ValueError(
+                "the file holds no private key in PKCS #8 (PEM) without a pass phrase; "
+                f"make one with: openssl pkcs8 -topk8 -nocrypt -in {path} -out {path}.pkcs8"
+            )
+        return path
+
+    @model_validator(mode="after")
+    def kafka_is_consistent(self) -> Self:
+        """Refuse what contradicts itself, so that nobody believes a connection safer than it is."""
+        protocol, tls, sasl = self.kafka_protocol, self.kafka_protocol.endswith("SSL"), self.kafka_protocol.startswith("SASL")
+        for name in ("kafka_user", "kafka_password"):
+            given, variable = getattr(self, name) is not None, f"TIDEMARK_{name.upper()}"
+            if sasl and not given:
+                raise ValueError(f"TIDEMARK_KAFKA_PROTOCOL is {protocol}, and {variable} is not set; set it")
+            if given and not sasl:
+                raise ValueError(
+                    f"{variable} is set, and TIDEMARK_KAFKA_PROTOCOL is {protocol}, which has no user; "
+                    "write SASL_SSL there, or unset it"
+                )
+        for name in ("kafka_ca", "kafka_certificate", "kafka_key"):
+            if getattr(self, name) is not None and not tls:
+                raise ValueError(
+                    f"TIDEMARK_{name.upper()} is set, and TIDEMARK_KAFKA_PROTOCOL is {protocol}, which has no TLS; "
+                    "write SSL or SASL_SSL there, or unset it"
+                )
+        for name, other in (("kafka_certificate", "kafka_key"), ("kafka_key", "kafka_certificate")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ValueError(
+                    f"TIDEMARK_{name.upper()} is set, and TIDEMARK_{other.upper()} is not; a certificate and its key go together"
+                )
+        if self.kafka_certificate and self.kafka_key:
+            try:
+                ssl.create_default_context().load_cert_chain(self.kafka_certificate, self.kafka_key)
+            except ssl.SSLError as error:
+                raise ValueError(
+                    f"TIDEMARK_KAFKA_KEY={self.kafka_key} is not the key of TIDEMARK_KAFKA_CERTIFICATE="
+                    f"{self.kafka_certificate} ({error.reason}); give the two that belong together"
+                ) from None
+        if protocol == "SASL_PLAINTEXT" and self.kafka_mechanism == "PLAIN":
+            raise ValueError(
+                "TIDEMARK_KAFKA_MECHANISM=PLAIN with TIDEMARK_KAFKA_PROTOCOL=SASL_PLAINTEXT would send the password readable "
+                "to all; use SASL_SSL, or a SCRAM mechanism"
+            )
+        return self
+
     @cached_property
     def lake_path(self) -> Path:
         return (self.lake or self.home / "lake").absolute()
@@ -83,3 +169,11 @@ class Settings(BaseSettings):
     def state(self) -> Path:
         """`progress.json`, `heartbeat.json`, leases, process ids and logs, a folder each stream."""
         return (self.home / "state").absolute()
+
+
+def text_of(path: Path) -> str:
+    """A PEM file's text. Raises `ValueError` with a sentence that names the file."""
+    try:
+        return path.read_text("latin-1")
+    except OSError as error:
+        raise ValueError(f"the file cannot be read ({error.strerror}); give one that is there") from None

@@ -186,9 +186,11 @@ class Stream:
     def because(self, error: Exception) -> str:
         """The sentence behind Spark's wrapping of what stopped a batch."""
         text = str(error)
-        for mark in ("tidemark.lake.LakeError: ", "tidemark.speed.SpeedError: "):
+        for mark in ("tidemark.lake.LakeError: ", "tidemark.speed.SpeedError: ", "tidemark.kafka.BrokerRefused: "):
             if mark in text:
                 return text.split(mark, 1)[1].splitlines()[0]
+        if refused := kafka.refused_by_spark(self.settings, error):
+            return refused
         if "KafkaDataLoss" in text or "KAFKA_DATA_LOSS" in text or "some data may have been lost" in text.lower():
             try:
                 self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, list(self.mine.topics), "earliest")))

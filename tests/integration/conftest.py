@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from tidemark.settings import Settings
 
@@ -24,11 +25,19 @@ speed.run(Settings(_env_file=None), importlib.import_module(module).declared(**a
 """
 
 
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that say the same as these settings, to a process."""
+    plain = {
+        n: v.get_secret_value() if isinstance(v, SecretStr) else str(v) for n, v in settings.model_dump(exclude_none=True).items()
+    }
+    return {f"TIDEMARK_{name.upper()}": value for name, value in plain.items()}
+
+
 class Process:
     """A Python program that leads its own process group, as a stream does: what it starts dies with it."""
 
     def __init__(self, settings: Settings, program: str, argument: Any, failpoint: str | None, log: Path) -> None:
-        said = {f"TIDEMARK_{name.upper()}": str(value) for name, value in settings.model_dump(exclude_none=True).items()}
+        said = environment(settings)
         if failpoint:
             said["TIDEMARK_FAILPOINT"] = failpoint
         self.log = log

@@ -1,0 +1,76 @@
+"""settings.py: what contradicts itself is refused in a sentence that names the variable, and a password is never shown."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+from pydantic import ValidationError
+
+from tidemark.__main__ import ending
+from tidemark.settings import Settings
+
+PASSWORD = "pw-3f9a27c4"
+USER = {"kafka_protocol": "SASL_SSL", "kafka_user": "alice", "kafka_password": PASSWORD}
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a CA, two certificates and their keys, and the first key as OpenSSL wrote keys before PKCS #8."""
+    folder, ca = tmp_path_factory.mktemp("pem"), trustme.CA()
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    for name in ("one", "two"):
+        certificate = ca.issue_cert(f"{name}.example")
+        certificate.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
+        certificate.private_key_pem.write_to_path(folder / f"{name}.old")
+        key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), password=None)
+        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (folder / f"{name}.key").write_bytes(key.private_bytes(*form))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"kafka_protocol": "TLS"}, r"TIDEMARK_KAFKA_PROTOCOL=TLS: Input should be 'PLAINTEXT', 'SSL'"),
+        ({"kafka_protocol": "SASL_SSL"}, r"PROTOCOL is SASL_SSL, and TIDEMARK_KAFKA_USER is not set"),
+        (USER | {"kafka_password": None}, r"PROTOCOL is SASL_SSL, and TIDEMARK_KAFKA_PASSWORD is not set"),
+        (USER | {"kafka_password": ""}, r"PROTOCOL is SASL_SSL, and TIDEMARK_KAFKA_PASSWORD is not set"),
+        (USER | {"kafka_protocol": "SSL"}, r"TIDEMARK_KAFKA_USER is set, and TIDEMARK_KAFKA_PROTOCOL is SSL, which has no user"),
+        ({"kafka_password": PASSWORD}, r"TIDEMARK_KAFKA_PASSWORD is set, and TIDEMARK_KAFKA_PROTOCOL is PLAINTEXT"),
+        ({"kafka_ca": "ca.pem"}, r"TIDEMARK_KAFKA_CA is set, and TIDEMARK_KAFKA_PROTOCOL is PLAINTEXT, which has no TLS"),
+        (USER | {"kafka_ca": "gone.pem"}, r"TIDEMARK_KAFKA_CA=\S*/gone.pem: the file cannot be read \(No such file"),
+        (USER | {"kafka_ca": "one.key"}, r"TIDEMARK_KAFKA_CA=\S*/one.key: the file holds no certificate in PEM"),
+        (USER | {"kafka_certificate": "one.pem"}, r"TIDEMARK_KAFKA_CERTIFICATE is set, and TIDEMARK_KAFKA_KEY is not"),
+        (USER | {"kafka_key": "one.key"}, r"TIDEMARK_KAFKA_KEY is set, and TIDEMARK_KAFKA_CERTIFICATE is not"),
+        (USER | {"kafka_certificate": "one.pem", "kafka_key": "one.old"}, r"TIDEMARK_KAFKA_KEY=\S*: .* openssl pkcs8 -topk8"),
+        (USER | {"kafka_certificate": "one.pem", "kafka_key": "two.key"}, r"TIDEMARK_KAFKA_KEY=\S* is not the key of TIDEMARK"),
+        (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),
+    ],
+)
+def test_contradiction_is_one_sentence_that_names_the_variable(given: dict[str, Any], sentence: str, pem: Path) -> None:
+    files = {n: pem / v for n, v in given.items() if n in ("kafka_ca", "kafka_certificate", "kafka_key")}
+    with pytest.raises(ValidationError) as error:
+        Settings(_env_file=None, **(given | files))
+    code, said = ending(error.value) or (0, "")
+    assert code == 2
+    assert re.search(sentence, said), said
+    assert PASSWORD not in said + str(error.value) + repr(error.value)
+
+
+def test_what_belongs_together_is_taken(pem: Path) -> None:
+    files = {"kafka_ca": pem / "ca.pem", "kafka_certificate": pem / "one.pem", "kafka_key": pem / "one.key"}
+    for given in (
+        USER | files,
+        files | {"kafka_protocol": "SSL"},
+        USER | {"kafka_protocol": "SASL_PLAINTEXT"},
+        USER | {"kafka_mechanism": "PLAIN"},
+    ):
+        Settings(_env_file=None, **given)
+
+
+def test_password_is_in_no_text_of_the_settings() -> None:
+    settings = Settings(_env_file=None, **USER)
+    assert PASSWORD not in f"{settings} {settings!r} {settings.model_dump()} {settings.model_dump_json()}"
