@@ -4,10 +4,13 @@ One broker listens once in each way: `plain` in plain text, `safe` with TLS and 
 certificate that has expired or names another host, `mutual` with TLS and a certificate of the client's.
 """
 
-import base64
 import json
-import random
-from collections.abc import Callable, Iterator
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,17 +18,45 @@ from typing import Any
 
 import pytest
 import trustme
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from cryptography.hazmat.primitives import serialization
+from pyspark.sql import DataFrame
 
-from tests.conftest import JARS, free_port
-from tidemark import kafka, local
+from tidemark import kafka, local, model, query
+from tidemark.functions import distinct, pane, position
+from tidemark.kafka import BrokerRefused
+from tidemark.local import BrokerFailed
+from tidemark.model import Catalog, Topic, rollup
 from tidemark.settings import Settings
 
 USER = 'al"ice;'
 CANARY = "9d41c7e2"
 PASSWORD = f'it\'s "{CANARY}"\\n;${{env:HOME}} ='
 LISTENERS = ("safe", "expired", "other", "mutual")
+NO_USER = {"kafka_protocol": "SSL", "kafka_user": None, "kafka_password": None}
+SECONDS = 10.0
+"""What a refusal may take at most; the broker is waited for three times as long."""
+
+
+def declared(topic: str) -> Catalog:
+    """One topic and its minutes."""
+    events = Topic(topic, "name", 2, "name STRING NOT NULL, said_at TIMESTAMP NOT NULL", "said_at")
+
+    @rollup(reads={"events": events}, key=("minute",), time="minute", merge={"seen": "distinct"})
+    def minutes(events: DataFrame) -> DataFrame:
+        return events.groupBy(pane("said_at", "1 minute").alias("minute")).agg(distinct(position()).alias("seen"))
+
+    return model.catalog([type("talk", (), {"events": events, "minutes": minutes})])
+
+
+def event(name: str) -> dict[str, str]:
+    return {"name": name, "said_at": (datetime.now(UTC) - timedelta(minutes=1)).isoformat()}
 
 
 @dataclass(frozen=True)
@@ -40,11 +71,25 @@ class Kafka:
         return self.folder / name
 
     def settings(self, listener: str = "safe", **changes: Any) -> Settings:
-        sasl: dict[str, Any] = {"kafka_protocol": "SASL_SSL", "kafka_user": USER, "kafka_password": PASSWORD}
-        own = {"home": self.folder / "client", "jars_dir": self.jars, "kafka_ca": self.file("ca.pem")} | sasl
-        if listener == "plain":
-            own = {"home": self.folder / "client", "jars_dir": self.jars}
+        own: dict[str, Any] = {"home": self.folder / "client", "jars_dir": self.jars}
+        if listener != "plain":
+            own |= {"kafka_protocol": "SASL_SSL", "kafka_ca": self.file("ca.pem"), "kafka_user": USER, "kafka_password": PASSWORD}
         return Settings(_env_file=None, **({"brokers": f"127.0.0.1:{self.ports[listener]}"} | own | changes))
+
+    def admit(self, user: str) -> None:
+        admin = AdminClient(kafka.client_config(self.settings("plain")))
+        for mechanism in (ScramMechanism.SCRAM_SHA_512, ScramMechanism.SCRAM_SHA_256):  # Kafka takes one change of a user at once
+            change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
+            admin.alter_user_scram_credentials([change])[user].result()
+
+    def expel(self, user: str) -> None:
+        admin = AdminClient(kafka.client_config(self.settings("plain")))
+        admin.alter_user_scram_credentials([UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_512)])[user].result()
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as probes:
+        return [probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
 def pkcs8(certificate: trustme.LeafCert) -> bytes:
@@ -74,11 +119,9 @@ def theirs(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
         (folder / f"{who}.pem").write_bytes(chain(certificate))
         (folder / f"{who}.key").write_bytes(pkcs8(certificate))
 
-    own = Settings(
-        _env_file=None, home=folder / "broker", jars_dir=jars, brokers=f"127.0.0.1:{free_port()}", controller_port=free_port()
-    )
-    host, port = local.address(own)
-    ports = {"plain": port} | {name: free_port() for name in LISTENERS}
+    controller, port, *others = free_ports(2 + len(LISTENERS))
+    host, ports = "127.0.0.1", {"plain": port, **dict(zip(LISTENERS, others, strict=True))}
+    own = Settings(_env_file=None, home=folder / "broker", jars_dir=jars, brokers=f"{host}:{port}", controller_port=controller)
     options = {
         "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://{host}:{own.controller_port}",
         "advertised.listeners": f"PLAINTEXT://{host}:{port}",
@@ -112,13 +155,221 @@ def theirs(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
     command += ["-cp", ":".join(map(str, local.broker_jars(own)))]
     local.format_storage(command, properties, logs / "broker.log")
     local.answering(own, local.start(own, local.BROKER, [*command, "kafka.Kafka", str(properties)]))
-    admin = AdminClient(kafka.client_config(own))
-    users = [
-        UserScramCredentialUpsertion(USER, ScramCredentialInfo(m, 4096), PASSWORD.encode())
-        for m in (ScramMechanism.SCRAM_SHA_512, ScramMechanism.SCRAM_SHA_256)
-    ]
-    for user in users:  # one at a time: Kafka refuses two changes of one user in a request
-        for future in admin.alter_user_scram_credentials([user]).values():
-            future.result()
-    yield Kafka(ports, folder, jars)
+    theirs = Kafka(ports, folder, jars)
+    theirs.admit(USER)
+    yield theirs
     local.stop_broker(own)
+
+
+def batch(spark: Any, settings: Settings, topic: str) -> list[tuple[int, bytes]]:
+    """A topic's records as Spark reads them, with the patience of a test."""
+    patience = {"kafka.request.timeout.ms": "2000", "kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "1"}
+    source = spark.read.format("kafka").options(**(kafka.spark_options(settings) | patience | {"subscribe": topic})).load()
+    source.explain("extended")
+    return [(r["partition"], bytes(r["value"])) for r in source.select("partition", "value").collect()]
+
+
+@pytest.fixture(scope="module")
+def filled(theirs: Kafka) -> str:
+    """A topic with one event, put there in plain text."""
+    plain, topic = theirs.settings("plain"), declared("filled").topics["filled"]
+    kafka.apply(plain, [topic])
+    assert kafka.produce(plain, topic, [event("here")]).complete
+    return topic.name
+
+
+# ---- the right settings
+
+
+@pytest.mark.parametrize("way", ["SCRAM-SHA-512", "SCRAM-SHA-256", "mutual TLS"])
+def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, spark: Any, topic_name: str, capfd: Any) -> None:
+    if way == "mutual TLS":
+        files = {"kafka_certificate": theirs.file("client.pem"), "kafka_key": theirs.file("client.key")}
+        settings = theirs.settings("mutual", **NO_USER, **files)
+    else:
+        settings = theirs.settings(kafka_mechanism=way)
+    topic = declared(topic_name).topics[topic_name]
+    assert [c.what for c in kafka.apply(settings, [topic])] == ["created"]
+    assert kafka.produce(settings, topic, [event("a"), event("b"), event("c")]).complete
+    assert sum(kafka.offsets(settings, [topic_name], "latest")[topic_name].values()) == 3
+    records = sorted((r.partition, r.value) for r in kafka.consume(settings, topic_name, "earliest"))
+    assert len(records) == 3
+    assert sorted(batch(spark, settings, topic_name)) == records
+    assert not secrets_in("".join(capfd.readouterr()), theirs)
+
+
+def test_stream_reads_and_ends_at_once_when_its_user_is_taken_away(
+    theirs: Kafka, run: Any, topic_name: str, tmp_path: Path
+) -> None:
+    theirs.admit("leaver")
+    changes = {"home": tmp_path, "trigger": "200 milliseconds", "driver_memory": "1g", "kafka_user": "leaver"}
+    settings, catalog = theirs.settings(**changes), declared(topic_name)
+    kafka.apply(settings, catalog.topics.values())
+    assert kafka.produce(settings, catalog.topics[topic_name], [event("a"), event("b")]).complete
+    stream = run(settings, {"topic": topic_name})
+    stream.until(lambda: local.status(settings).get("progress", {}).get("records") == 2)
+    assert query.query(settings, catalog, f"SELECT name FROM {topic_name} ORDER BY name").rows == [("a",), ("b",)]
+    assert broker_of(run, settings) == "answers"
+
+    theirs.expel("leaver")
+    stream.ends(1, seconds=60)
+    heartbeat = local.status(settings)["heartbeat"]
+    assert (heartbeat["state"], heartbeat["error"]) == ("failed", refused_user(settings, "leaver"))
+    assert broker_of(run, settings) == refused_user(settings, "leaver")
+    for file in (f for f in tmp_path.rglob("*") if f.is_file()):
+        assert not secrets_in(file.read_text("latin-1"), theirs), file
+
+
+STATUS = "import sys; from tidemark.__main__ import main; sys.argv = ['tidemark', 'status', '--json']; main()"
+
+
+def broker_of(run: Any, settings: Settings) -> str:
+    """What `tidemark status --json` says of the broker; all that it says is kept in the home."""
+    status = run(settings, program=STATUS)
+    status.ends(0)
+    return json.loads(status.said)["broker"]
+
+
+def refused_user(settings: Settings, user: str) -> str:
+    return (
+        f'Kafka at {settings.brokers} cannot be used: it does not accept the user "{user}" with this password by SCRAM-SHA-512; '
+        "see TIDEMARK_KAFKA_USER, TIDEMARK_KAFKA_PASSWORD and TIDEMARK_KAFKA_MECHANISM"
+    )
+
+
+def secrets_in(text: str, theirs: Kafka) -> list[str]:
+    """Which secrets a text holds, if only in part: the password's middle, a line of a private key."""
+    keys = [line for name in ("client", "stranger") for line in theirs.file(f"{name}.key").read_text().splitlines()[1:-1]]
+    return [secret for secret in (CANARY, *keys) if secret in text]
+
+
+# ---- the wrong ones
+
+SSL, SASL, SILENT = "SslAuthenticationException", "SaslAuthenticationException", "TimeoutException"
+
+
+@pytest.mark.parametrize(
+    ("listener", "changes", "sentence", "java"),
+    [
+        pytest.param(
+            "safe", {"kafka_password": PASSWORD + "!"}, 'does not accept the user "al"ice;" with this', SASL, id="password"
+        ),
+        pytest.param("safe", {"kafka_user": "nobody"}, 'does not accept the user "nobody" with this', SASL, id="user"),
+        pytest.param(
+            "safe",
+            {"kafka_mechanism": "PLAIN"},
+            "does not know PLAIN, but SCRAM-SHA-512, SCRAM-SHA-256",
+            "Unsupported",
+            id="mechanism",
+        ),
+        pytest.param("safe", {"kafka_ca": "foreign.pem"}, "certificate does not go back to a trusted one", SSL, id="foreign CA"),
+        pytest.param("safe", {"kafka_ca": None}, "(those that this system trusts)", SSL, id="no CA"),
+        pytest.param("expired", {}, "the certificate that it shows as 127.0.0.1 has expired", SSL, id="expired"),
+        pytest.param("other", {}, "its certificate is not made out to 127.0.0.1", SSL, id="wrong name"),
+        pytest.param("mutual", NO_USER, "it asks for a client's certificate", SSL, id="no client certificate"),
+        pytest.param(
+            "mutual",
+            NO_USER | {"kafka_certificate": "stranger.pem", "kafka_key": "stranger.key"},
+            "does not accept the client's certificate",
+            SSL,
+            id="foreign client certificate",
+        ),
+        pytest.param(
+            "safe",
+            NO_USER | {"kafka_protocol": "PLAINTEXT", "kafka_ca": None},
+            "it speaks TLS at",
+            SILENT,
+            id="plain text to TLS",
+        ),
+        pytest.param(
+            "safe",
+            {"kafka_protocol": "SASL_PLAINTEXT", "kafka_ca": None},
+            "it speaks TLS at",
+            SILENT,
+            id="SASL in plain text to TLS",
+        ),
+        pytest.param("plain", {"kafka_ca": "ca.pem", **NO_USER}, "it speaks plain text at", SILENT, id="TLS to plain text"),
+        pytest.param("safe", NO_USER, "it asks for a user at", SILENT, id="no user"),
+        pytest.param(
+            "plain",
+            {"kafka_protocol": "SASL_PLAINTEXT", "kafka_user": USER, "kafka_password": PASSWORD},
+            "it asks for no user at",
+            "IllegalSaslState",
+            id="user where none is asked",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused_by_both_clients_and_the_sentence_says_why(
+    listener: str, changes: dict[str, Any], sentence: str, java: str, theirs: Kafka, filled: str, spark: Any, capfd: Any
+) -> None:
+    files = {n: theirs.file(v) for n, v in changes.items() if n in ("kafka_ca", "kafka_certificate", "kafka_key") and v}
+    settings = theirs.settings(listener, **(changes | files))
+    began = time.monotonic()
+    with pytest.raises(BrokerRefused, match=re.escape(sentence)) as refused:
+        kafka.wait(settings, 3 * SECONDS)
+    assert time.monotonic() - began < SECONDS
+
+    topic = declared(filled).topics[filled]
+    for call in (
+        lambda: kafka.apply(settings, [topic]),
+        lambda: kafka.offsets(settings, [filled], "latest"),
+        lambda: kafka.produce(settings, topic, [event("never")]),
+        lambda: kafka.consume(settings, filled, "earliest"),
+    ):
+        with pytest.raises(BrokerRefused, match=re.escape(sentence)):
+            call()
+
+    with pytest.raises(Exception, match=rf"org.apache.kafka.common.errors.\w*{java}") as spark_says:
+        batch(spark, settings, filled)
+    assert kafka.refused_by_spark(settings, spark_says.value) == (None if java == SILENT else str(refused.value))
+    assert not secrets_in(f"{refused.value} {spark_says.value} {''.join(capfd.readouterr())}", theirs)
+    assert sum(kafka.offsets(theirs.settings("plain"), [filled], "latest")[filled].values()) == 1
+
+
+def test_password_never_leaves_where_no_tls_answers(theirs: Kafka, spark: Any) -> None:
+    """Whoever listens at the port hears nothing but the start of TLS and, once, the question which way Kafka speaks."""
+    with listening() as (port, heard):
+        settings = theirs.settings(brokers=f"127.0.0.1:{port}")
+        with pytest.raises(ConnectionError):
+            kafka.wait(settings, 1.0)
+        by_hand = [said for said in heard if said[:1] != b"\x16"]
+        assert by_hand and {said[4:] for said in by_hand} == {b"\x00\x11\x00\x01\x00\x00\x00\x07\xff\xff\x00\x0dSCRAM-SHA-512"}
+        heard.clear()
+        with pytest.raises(Exception, match="TimeoutException"):
+            batch(spark, settings, "any")
+        assert heard and {said[:1] for said in heard} == {b"\x16"}
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, list[bytes]]]:
+    """A port that takes whatever is said first, answers nothing and hangs up; what was said."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(5)
+                    if said := connection.recv(4096):
+                        heard.append(said)
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], heard
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+# ---- what stays as it was
+
+
+def test_broker_is_not_started_where_the_settings_ask_for_tls(theirs: Kafka, settings: Settings) -> None:
+    settings = theirs.settings(brokers=settings.brokers)
+    with pytest.raises(kafka.BrokerAway, match=r"no Kafka broker answers at \S+ \(waited 0.3 seconds\); see that it runs"):
+        kafka.wait(settings, 0.3)
+    with pytest.raises(BrokerFailed, match=r"none is started where TIDEMARK_KAFKA_PROTOCOL is SASL_SSL"):
+        local.start_broker(settings)
