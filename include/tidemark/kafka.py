@@ -170,7 +170,7 @@ def connected(settings: Settings, seconds: float = ANSWER) -> AdminClient:
         except KafkaException as error:
             admin.poll(0)  # the reason comes by callback; the answer only says that there was none
             if because := refusal([*told, error.args[0]], settings):
-                raise BrokerRefused(f"Kafka at {settings.brokers} cannot be used: {because}") from error
+                raise BrokerRefused(refused_with(settings, because)) from error
             if error.args[0].code() not in AWAY:
                 raise
             if time.monotonic() >= deadline:
@@ -214,6 +214,10 @@ def refusal(told: Iterable[KafkaError], settings: Settings) -> str | None:
     return next((why for host, port in addresses(settings) if (why := wrong_way(settings, host, port, doubted))), None)
 
 
+def refused_with(settings: Settings, because: str) -> str:
+    return f"Kafka at {settings.brokers} cannot be used: {because}"
+
+
 def wrong_way(settings: Settings, host: str, port: int, doubted: bool) -> str | None:
     """What is wrong with the protocol that the settings say, or with the certificate where librdkafka doubts it."""
     protocol = settings.kafka_protocol
@@ -222,7 +226,7 @@ def wrong_way(settings: Settings, host: str, port: int, doubted: bool) -> str | 
         answer = asked(host, port, trusting(settings) if tls else None, settings.kafka_mechanism)
     except ssl.SSLCertVerificationError as wrong:
         return distrust(settings, host, wrong) if doubted else None
-    if not answer and not tls and asked(host, port, unverified(), settings.kafka_mechanism) is not None:
+    if answer == () and not tls and asked(host, port, unverified(), settings.kafka_mechanism) is not None:
         return f"it speaks TLS at {host}:{port}, and TIDEMARK_KAFKA_PROTOCOL is {protocol}; write SSL or SASL_SSL there"
     if not answer and tls and asked(host, port, None, settings.kafka_mechanism):
         return (
@@ -665,9 +669,9 @@ def produce(
     when the event is a JSON object that holds it, else null; equal keys share a partition, the one that Java's default
     partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
     again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
-    refuses is counted and the rest go on. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes
-    again. `progress` is called about five times a second and at the end, with the same `Delivery`. Raises `TopicMissing`,
-    `BrokerRefused`.
+    refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way has failed. Ctrl-C ends
+    the sending; what was taken is still delivered, unless Ctrl-C comes again. `progress` is called about five times a second
+    and at the end, with the same `Delivery`. Raises `TopicMissing`, `BrokerRefused`.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -688,8 +692,9 @@ def produce(
 
     try:
         refuse_missing([topic.name], descriptions(settings, connected(settings, 2.0), [topic.name], seconds=2.0))
+        there = True
     except BrokerAway:
-        connection.gone()  # the records wait for the broker, up to their patience
+        there = False  # the records wait for the broker, up to their patience
     producer = Producer(
         client_config(settings)
         | {
@@ -706,7 +711,11 @@ def produce(
     )
     due = time.monotonic()
     try:
+        if not there:
+            connection.gone()
         for event in events:
+            if connection.refused:
+                break
             delivery.sent += 1
             send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report)
             producer.poll(0)
@@ -723,6 +732,10 @@ def produce(
     finally:
         while producer.flush(0.2):
             tell(time.monotonic())
+            if connection.refused:
+                producer.purge()  # no patience changes a refusal
+        if connection.refused:
+            delivery.errors.insert(0, connection.refused)
         tell(time.monotonic(), at_once=True)
     return delivery
 
@@ -780,14 +793,17 @@ def key_of(topic: Topic, event: bytes | Mapping[str, Any]) -> bytes | None:
 
 
 class Connection:
-    """Says once when the brokers go away, and once when they are back."""
+    """Says once when the brokers go away, and once when they are back. `refused` is why they take us no more, if so."""
 
     def __init__(self, settings: Settings) -> None:
-        self.brokers = settings.brokers
+        self.settings, self.brokers = settings, settings.brokers
         self.lost = False
+        self.refused: str | None = None
 
     def failed(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) and (because := refusal([error], self.settings)):
+            self.refused = refused_with(self.settings, because)
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.gone()
         elif error.code() not in AWAY:
             log.warning("Kafka says", brokers=self.brokers, error=error.str())
@@ -964,6 +980,8 @@ def records(
         taken = 0
         while unread and (limit is None or taken < limit):
             message = consumer.poll(0.5)
+            if connection.refused:
+                raise BrokerRefused(connection.refused)
             if message is None:
                 continue
             error, partition, offset = message.error(), cast(int, message.partition()), cast(int, message.offset())
