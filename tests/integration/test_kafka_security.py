@@ -2,7 +2,7 @@
 
 One broker listens once in each way: `plain` in plain text, `safe` with TLS and SASL, `brief` likewise but asking for the
 password again every two seconds, `expired` and `other` with a certificate that has expired or names another host, `mutual` with
-TLS and a certificate of the client's.
+TLS and a certificate of the client's, `open` with SASL in plain text. `brief` also takes the user `plain` by PLAIN.
 """
 
 import json
@@ -29,6 +29,7 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import serialization
 from pyspark.sql import DataFrame
 
+from tidemark import __main__ as cli
 from tidemark import kafka, local, model, query
 from tidemark.functions import distinct, pane, position
 from tidemark.kafka import BrokerRefused
@@ -38,8 +39,8 @@ from tidemark.settings import Settings
 
 USER = 'al"ice;'
 CANARY = "9d41c7e2"
-PASSWORD = f'it\'s "{CANARY}"\\n;${{env:HOME}} ='
-LISTENERS = ("safe", "brief", "expired", "other", "mutual")
+PASSWORD = f'it\'s "{CANARY}"\\n;${{env:HOME}} = // /* \t\n ß€'
+LISTENERS = ("safe", "brief", "expired", "other", "mutual", "open")
 NO_USER = {"kafka_protocol": "SSL", "kafka_user": None, "kafka_password": None}
 SECONDS = 10.0
 """What a refusal may take at most; the broker is waited for three times as long."""
@@ -134,18 +135,23 @@ def theirs(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
         "listener.name.mutual.ssl.truststore.type": "PEM",
         "listener.name.mutual.ssl.truststore.location": folder / "ca.pem",
     }
-    for name, certificate in certificates.items():
-        store = folder / f"{name}-broker.pem"
-        store.write_bytes(pkcs8(certificate) + chain(certificate))
+    for name in LISTENERS:
         options["listeners"] += f",{name.upper()}://{host}:{ports[name]}"
         options["advertised.listeners"] += f",{name.upper()}://{host}:{ports[name]}"
-        options["listener.security.protocol.map"] += f",{name.upper()}:{'SSL' if name == 'mutual' else 'SASL_SSL'}"
-        options[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
-        options[f"listener.name.{name}.ssl.keystore.location"] = store
+        protocol = {"mutual": "SSL", "open": "SASL_PLAINTEXT"}.get(name, "SASL_SSL")
+        options["listener.security.protocol.map"] += f",{name.upper()}:{protocol}"
+        if certificate := certificates.get(name):
+            store = folder / f"{name}-broker.pem"
+            store.write_bytes(pkcs8(certificate) + chain(certificate))
+            options[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
+            options[f"listener.name.{name}.ssl.keystore.location"] = store
         options[f"listener.name.{name}.sasl.enabled.mechanisms"] = "SCRAM-SHA-512,SCRAM-SHA-256"
         for mechanism in ("scram-sha-512", "scram-sha-256"):
             module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
             options[f"listener.name.{name}.{mechanism}.sasl.jaas.config"] = module
+    plain = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_plain="{CANARY}";'
+    options["listener.name.brief.sasl.enabled.mechanisms"] += ",PLAIN"
+    options["listener.name.brief.plain.sasl.jaas.config"] = plain
     properties = own.home / "server.properties"
     logs = own.state / "logs"
     logs.mkdir(parents=True)
@@ -183,11 +189,15 @@ def filled(theirs: Kafka) -> str:
 # ---- the right settings
 
 
-@pytest.mark.parametrize("way", ["SCRAM-SHA-512", "SCRAM-SHA-256", "mutual TLS"])
+@pytest.mark.parametrize("way", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "SASL_PLAINTEXT", "mutual TLS"])
 def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, spark: Any, topic_name: str, capfd: Any) -> None:
     if way == "mutual TLS":
         files = {"kafka_certificate": theirs.file("client.pem"), "kafka_key": theirs.file("client.key")}
         settings = theirs.settings("mutual", **NO_USER, **files)
+    elif way == "PLAIN":
+        settings = theirs.settings("brief", kafka_mechanism=way, kafka_user="plain", kafka_password=CANARY)
+    elif way == "SASL_PLAINTEXT":
+        settings = theirs.settings("open", kafka_protocol=way, kafka_ca=None)
     else:
         settings = theirs.settings(kafka_mechanism=way)
     topic = declared(topic_name).topics[topic_name]
@@ -401,9 +411,13 @@ def listening() -> Iterator[tuple[int, list[bytes]]]:
 # ---- what stays as it was
 
 
-def test_broker_is_not_started_where_the_settings_ask_for_tls(theirs: Kafka, settings: Settings) -> None:
-    settings = theirs.settings(brokers=settings.brokers)
+def test_broker_is_not_started_where_the_settings_ask_for_tls(
+    theirs: Kafka, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = theirs.settings(home=settings.home, brokers=settings.brokers)
     with pytest.raises(kafka.BrokerAway, match=r"no Kafka broker answers at \S+ \(waited 0.3 seconds\); see that it runs"):
-        kafka.wait(settings, 0.3)
+        kafka.wait(nobody, 0.3)
+    monkeypatch.setattr(kafka, "ANSWER", 0.3)
     with pytest.raises(BrokerFailed, match=r"none is started where TIDEMARK_KAFKA_PROTOCOL is SASL_SSL"):
-        local.start_broker(settings)
+        cli.bring_up(nobody, cli.Steps())
+    assert local.processes(nobody) == []
