@@ -99,6 +99,11 @@ class File:
         return SPAN.match(self.path)
 
     @property
+    def foreign(self) -> bool:
+        """Whether someone else wrote it: a person's OPTIMIZE, UPDATE or DELETE."""
+        return not (self.live or self.span or self.run)
+
+    @property
     def run(self) -> str | None:
         found = RUN.match(self.path)
         return found["run"] if found else None
@@ -289,7 +294,7 @@ def append(table: Table, batch: Batch, files: Sequence[Any]) -> bool:
 
 def refuse_other_offsets(table: Table, batch: Batch) -> None:
     for entry in table.delta().history(2000):
-        said = json.loads(entry.get("userMetadata") or "{}")
+        said = note_of(entry)
         if said.get("stream") == batch.stream and said.get("seq") == [batch.lo, batch.hi]:
             if json.loads(json.dumps(batch.offsets)) != said["offsets"]:
                 raise LakeError(
@@ -298,6 +303,15 @@ def refuse_other_offsets(table: Table, batch: Batch) -> None:
                     f"Open a new generation with: tidemark speed --stream {batch.stream} --recover"
                 )
             return
+
+
+def note_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What the lake noted with a commit; nothing where a person noted something of their own."""
+    try:
+        said = json.loads(entry.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def commit(
@@ -324,6 +338,7 @@ def commit(
             if decided is None:
                 return None
             actions, said = decided
+            refuse_vectors(table, delta, actions)
             carried = transactions or [Transaction(REWRITE, (delta.transaction_version(REWRITE) or 0) + 1)]
             failpoint("files")
             delta.create_write_transaction(
@@ -341,6 +356,27 @@ def commit(
     return delta.version() + 1  # the handle stays at the version that was read; the commit is the next, or was refused
 
 
+def vectored(table: Table, delta: DeltaTable) -> set[str]:
+    """The files of which a person's DELETE or UPDATE has left rows out by a deletion vector."""
+    if "deletionVectors" not in (delta.protocol().reader_features or ()):
+        return set()
+    uris = {uri for batch in delta.deletion_vectors() for uri in batch.column(0).to_pylist()}
+    return {unquote(uri).split(f"{table.path}/", 1)[-1] for uri in uris}
+
+
+def refuse_vectors(table: Table, delta: DeltaTable, actions: Sequence[Any]) -> None:
+    """A remove by delta-rs cannot name a deletion vector, and without it removes nothing: every row would be there twice."""
+    from deltalake.transaction import RemoveAction
+
+    held = {unquote(a.path) for a in actions if isinstance(a, RemoveAction)}
+    if held and (found := sorted(held & vectored(table, delta))):
+        raise LakeError(
+            f"{len(found)} files of {table.name} that are to be replaced have deletion vectors, {found[0]} the first of them; "
+            f"take them out in Spark: ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES "
+            f"('delta.enableDeletionVectors' = false), then REORG TABLE delta.`{table.path}` APPLY (PURGE)"
+        )
+
+
 def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
     """Write a small result from the driver, a file each day. Returns the add actions; readers see nothing yet."""
     import pyarrow.compute as pc
@@ -356,14 +392,21 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
         part = rows if len(days) == 1 else rows.filter(pc.equal(rows["day"], day))
         path = table.path / folder / f"day={day}" / "part-0.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(part.drop_columns(["day"]), path, compression="zstd", compression_level=1)
+        hidden = path.with_name(f".{path.name}")
+        pq.write_table(part.drop_columns(["day"]), hidden, compression="zstd", compression_level=1)
+        date_ahead(hidden)
+        hidden.rename(path)
         adds.append(add_action(table, path, day))
     return adds
 
 
 def write_spark(table: Table, folder: str, rows: DataFrame) -> list[Any]:
     """Write a large result from the executors. Returns the add actions; readers see nothing yet."""
-    rows.write.partitionBy("day").option("compression", "zstd").parquet(str(table.path / folder))
+    hidden = (table.path / folder).with_name(f"_{Path(folder).name}")
+    rows.write.partitionBy("day").option("compression", "zstd").parquet(str(hidden))
+    for path in hidden.glob("day=*/*.parquet"):
+        date_ahead(path)
+    hidden.rename(table.path / folder)
     adds = []
     for path in sorted((table.path / folder).glob("day=*/*.parquet")):
         day = path.parent.name.removeprefix("day=")
@@ -371,6 +414,12 @@ def write_spark(table: Table, folder: str, rows: DataFrame) -> list[Any]:
             raise LakeError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
         adds.append(add_action(table, path, date.fromisoformat(day)))
     return adds
+
+
+def date_ahead(path: Path) -> None:
+    """Date a file that nobody sees yet an hour ahead: VACUUM RETAIN 0 HOURS deletes what no version names and is older."""
+    soon = time.time() + 3600
+    os.utime(path, (soon, soon))
 
 
 def add_action(table: Table, path: Path, day: date) -> Any:
@@ -396,7 +445,7 @@ def add_action(table: Table, path: Path, day: date) -> Any:
                 high[name] = milliseconds(bounds[1] + timedelta(microseconds=999))
     stats = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": {}}
     return AddAction(
-        str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, int(at.st_mtime * 1000), True, json.dumps(stats)
+        str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, int(time.time() * 1000), True, json.dumps(stats)
     )
 
 
@@ -423,7 +472,8 @@ def swap_live(
     """Replace a live view's rows of `[since, until)` by `files`, in one commit; a settled day is never touched.
 
     With `marks` the files hold single marks and replace the files of those marks; without, they hold whole hours and
-    replace everything of those hours, but for marks from `until` on.
+    replace everything of those hours, but for marks from `until` on. A file of other origin (someone ran OPTIMIZE) may hold
+    hours on both sides: its rows outside the span are written again.
     """
 
     def replaced(file: File, settled: set[date]) -> bool:
@@ -437,13 +487,51 @@ def swap_live(
         return since <= at < until
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
-        settled = settled_days(settings, table)
+        settled, found = settled_days(settings, table), table.files()
         kept = [a for a in files if date.fromisoformat(a.partition_values["day"]) not in settled]
-        gone = [remove_action(f) for f in table.files() if replaced(f, settled)]
+        gone = [remove_action(f) for f in found if replaced(f, settled)]
+        for file in found:
+            if file.foreign and file.day not in settled and (rest := outside(settings, table, file, since, until)) is not None:
+                gone.append(remove_action(file))
+                kept += write_arrow(table, f"live/rest-{uuid.uuid4().hex[:8]}", rest)
         said = {"live": [since.isoformat(), until.isoformat()]}
         return ([*kept, *gone], said) if kept or gone else None
 
     return commit(table, decide)
+
+
+def outside(settings: Settings, table: Table, file: File, since: datetime, until: datetime) -> pa.Table | None:
+    """The rows of a file whose time lies outside `[since, until)`; None when all of them do."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.time or "day"
+    before = file.high is not None and comparable(file.high, since) < millisecond(since)
+    if before or (file.low is not None and comparable(file.low, since) >= until):
+        return None
+    rows = typed(table, file, pa.schema(table.delta().schema()))
+    rows = rows.append_column("day", pa.array([file.day] * rows.num_rows, pa.date32()))
+    if pa.types.is_date(rows[column].type):
+        low, high = since.astimezone(settings.tz).date(), (until - timedelta(microseconds=1)).astimezone(settings.tz).date()
+        within = pc.and_(pc.greater_equal(rows[column], low), pc.less_equal(rows[column], high))
+    else:
+        within = pc.and_(pc.greater_equal(rows[column], since), pc.less(rows[column], until))
+    rest = rows.filter(pc.invert(within))
+    return rest if rest.num_rows < rows.num_rows else None
+
+
+def typed(table: Table, file: File, schema: pa.Schema) -> pa.Table:
+    """A file's rows with the table's columns and types but `day`, whoever wrote it: instants of a person's Spark are INT96."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = pq.ParquetFile(table.path / file.path).read()
+    columns = {
+        f.name: found[f.name].cast(f.type, safe=False) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
+        for f in schema
+        if f.name != "day"
+    }
+    return pa.table(columns)
 
 
 # ------------------------------------------------------------------------------------------------------- runs and pins
@@ -498,11 +586,15 @@ class Checkpoint:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
 
     def pin(self) -> Pin | None:
-        """The last committed batch with its offsets: what a run may read, exactly. None before the first."""
-        generation, done = self.identity, self.newest("commits")
+        """The last committed batch with its offsets: what a run may read, exactly. None before the first.
+
+        It is `taken` when the next batch was planned, or now: what a person wrote before holds no batch beyond the pin.
+        """
+        now, generation, done = datetime.now(UTC), self.identity, self.newest("commits")
         if generation is None or done is None:
             return None
-        return Pin(self.stream, generation.base + done, self.offsets(done), self.planned_at(done).isoformat())
+        taken = self.planned_at(done + 1) if (self.path / "offsets" / str(done + 1)).exists() else now
+        return Pin(self.stream, generation.base + done, self.offsets(done), taken.isoformat())
 
 
 def pins(settings: Settings, streams: Sequence[str]) -> dict[str, Pin]:
@@ -520,17 +612,18 @@ def pins(settings: Settings, streams: Sequence[str]) -> dict[str, Pin]:
 
 def ledger_rows(settings: Settings, stream: str, since: int = -1) -> list[dict[str, Any]]:
     """The ledger of one stream, oldest batch first; only batches after `since`, whose files alone are opened."""
+    import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     table = ledger(settings)
     if not table.exists:
         return []
     rows: list[dict[str, Any]] = []
-    for file in table.files():
+    files, schema = table.files(), pa.schema(table.delta().schema())
+    for file in files:
         if file.live and (file.live["stream"] != stream or int(file.live["hi"]) <= since):
             continue
-        part = pq.ParquetFile(table.path / file.path).read()
+        part = typed(table, file, schema)
         rows += part.filter(pc.and_(pc.equal(part["stream"], stream), pc.greater(part["seq"], since))).to_pylist()
     return sorted(rows, key=lambda r: (r["seq"], r["topic"], r["partition"]))
 
@@ -768,7 +861,8 @@ def replaced_note(settings: Settings, run: str, table: Table) -> Path:
 
 
 def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[date]) -> list[tuple[str, date]]:
-    """What would come back, `[(path, day)]`. Raises `LakeError` when a day was published again since, or a file is gone."""
+    """What would come back, `[(path, day)]`. Raises `LakeError` when a day was published again since, or a file is gone, or
+    someone has rewritten what the run published."""
     name, days = table.name.split("/")[-1], set(days)
     note = replaced_note(settings, run.id, table)
     back = [(path, date.fromisoformat(day)) for path, day in json.loads(note.read_text())] if note.exists() else []
@@ -780,6 +874,14 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
                 f"{min(again)} of {table.name} was published again by run {other.id}, after run {run.id}; "
                 f"roll that one back first: tidemark rollback {other.id}"
             )
+    files = table.files()
+    held = {f.path for f in files}
+    theirs = [f.path for f in files if f.foreign and f.day in days]
+    if theirs and not {unquote(a.path) for a in staged(table, run.id)} <= held:
+        raise LakeError(
+            f"what run {run.id} published in {table.name} was rewritten by someone else since, {theirs[0]} the first of it, and "
+            f"would stay beside what comes back. Settle the days again: tidemark settle --day {min(days)}"
+        )
     lost = [path for path, _ in back if not (table.path / path).exists()]
     if lost:
         raise LakeError(
@@ -821,8 +923,9 @@ def compact(
     with pinning(settings):
         pins = sorted({p.seq for r in runs(settings) if r.undecided for p in r.pins.values()})
         groups: dict[tuple[str, date, int], list[File]] = {}
+        left = vectored(table, table.delta())
         for file in table.files():
-            if (found := file.live) and int(found["hi"]) <= upto.get(found["stream"], -1) and file.day:
+            if file.path not in left and (found := file.live) and int(found["hi"]) <= upto.get(found["stream"], -1) and file.day:
                 side = sum(int(found["lo"]) > pin for pin in pins)
                 groups.setdefault((found["stream"], file.day, side), []).append(file)
         for (stream, day, _), files in groups.items():
@@ -984,6 +1087,9 @@ def read(
     delta = table.delta()
     if delta.protocol().min_reader_version > 1:
         frame = spark.read.format("delta").load(str(table.path))
+        if files is not None:
+            path = F.regexp_extract(F.col("_metadata.file_path"), f"^.*/{re.escape(table.name)}/(.+)$", 1)
+            frame = frame.where(path.isin([f.path for f in files]))
         return frame.where(F.col("day").isin(list(days))) if days is not None else frame
     schema = StructType.fromJson(json.loads(delta.schema().to_json()))
     inside = StructType([f for f in schema.fields if f.name != "day"])
