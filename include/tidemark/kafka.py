@@ -165,7 +165,8 @@ def connected(settings: Settings, seconds: float = ANSWER) -> AdminClient:
     while True:
         left = deadline - time.monotonic()
         try:
-            admin.list_topics(timeout=max(0.1, min(left, 1.0)))
+            # Not list_topics: it asks for every topic, and with a client just made it takes 55 ms where this takes 2.
+            admin.describe_cluster(request_timeout=max(0.1, min(left, 1.0))).result()
             return admin
         except KafkaException as error:
             admin.poll(0)  # the reason comes by callback; the answer only says that there was none
