@@ -729,8 +729,9 @@ def produce(
                     tell(time.monotonic())
     except KeyboardInterrupt:
         delivery.interrupted = True
-        log.info("interrupted; delivering what was taken, Ctrl-C again gives it up", topic=topic.name, waiting=len(producer))
     finally:
+        if delivery.interrupted:  # said here, so that a Ctrl-C right after it gives up at once
+            log.info("interrupted; delivering what was taken, Ctrl-C again gives it up", topic=topic.name, waiting=len(producer))
         while producer.flush(0.2):
             tell(time.monotonic())
             if connection.refused:
