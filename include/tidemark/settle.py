@@ -740,23 +740,29 @@ class Settling:
         offset = F.col("kafka.offset")
         seen = self.log_of(topic, days).groupBy("kafka.partition").agg(F.min(offset).alias("low"), F.max(offset).alias("high"))
         mine = (F.col("stream") == topic.stream) & (F.col("topic") == topic.name) & (F.col("seq") <= (pin.seq if pin else -1))
-        batches = (
-            lake.read(self.spark, lake.ledger(self.settings)).where(mine).join(F.broadcast(seen), on="partition", how="inner")
+        batches = lake.read(self.spark, lake.ledger(self.settings)).where(mine)
+        # From the first batch to the last that holds a record of the days, or that was read in them: of those every
+        # partition is counted, so that one whose records are all gone from the log is missed too.
+        held_by = F.expr("from_offset <= high AND until_offset > low")
+        read_in = batches.join(
+            F.broadcast(self.bounds(*self.spans(topic))), on=F.expr("started_at >= start AND started_at < end")
         )
+        near = (
+            batches.join(F.broadcast(seen), on="partition", how="inner").where(held_by).select("seq").union(read_in.select("seq"))
+        )
+        ends = near.agg(F.min("seq").alias("lo"), F.max("seq").alias("hi")).first()
+        lo, hi = (ends["lo"], ends["hi"]) if ends and ends["lo"] is not None else (0, -1)
         told = (
-            batches.where("from_offset <= high AND until_offset > low")
+            batches.where(F.col("seq").between(lo, hi))
             .groupBy("partition")
             .agg(
                 F.sum(F.expr("until_offset - from_offset - coalesce(gaps, 0)")).alias("offsets"),
                 F.min("from_offset").alias("first"),
                 F.max("until_offset").alias("until"),
-                F.min("seq").alias("lo"),
-                F.max("seq").alias("hi"),
             )
         )
         rows = told.toArrow()
         found = rows.to_pylist()
-        lo, hi = min((r["lo"] for r in found), default=0), max((r["hi"] for r in found), default=-1)
         table = self.outer[topic.name]
         whole = (
             self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=table.files_of(lo, hi))
