@@ -892,6 +892,31 @@ def test_expired_days_leave_the_table(table):
     assert lake.expire(table, NEXT) == 0
 
 
+def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings):
+    from tidemark.model import Topic, catalog
+
+    kept = Topic("kept", "k", 1, "k STRING NOT NULL, at TIMESTAMP NOT NULL", "at", keep="30 days")
+    for_ever = Topic("for_ever", "k", 1, "k STRING NOT NULL, at TIMESTAMP NOT NULL", "at")
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    tables = {name: Table(settings.lake_path, name, "pane") for name in ("log/kept", "log/for_ever", "ledger", "verdicts")}
+    for one in tables.values():
+        one.create(SCHEMA)
+        for seq, age in enumerate((500, 31, 29)):
+            put(one, seq, age, at=now - timedelta(days=age))
+    for name, state, age in (("old", "published", 500), ("waits", "staged", 500), ("young", "published", 300)):
+        run = a_run(settings, name, 0, state=state)
+        run.created = (now - timedelta(days=age)).isoformat()
+        lake.save(settings, run)
+    lake.expire_all(settings, catalog([type("p", (), {"kept": kept, "for_ever": for_ever})]), now)
+    assert {name: numbers(one) for name, one in tables.items()} == {
+        "log/kept": [29],
+        "log/for_ever": [29, 31, 500],
+        "ledger": [29, 31],
+        "verdicts": [29, 31],
+    }
+    assert sorted(r.id for r in lake.runs(settings)) == ["waits", "young"]
+
+
 def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(settings, table):
     from tidemark.model import catalog
 

@@ -1,5 +1,6 @@
 """README's code runs: its pipeline declares itself, its snippets agree, its commands, settings, paths and links exist."""
 
+import json
 import re
 import shlex
 import types
@@ -10,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import typer
+from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
@@ -59,7 +61,7 @@ def records(spark, lines: list[str]):
 
 
 def test_every_python_block_is_one_that_is_tested():
-    starts = ('"""Machines', '"""Web traffic', "import duckdb", "import polars", "from pathlib")
+    starts = ('"""Machines', '"""Web traffic', "import duckdb", "import polars", "from pathlib", "records = ")
     assert [b.startswith(s) for b, s in zip(blocks("python"), starts, strict=True)] == [True] * len(starts)
 
 
@@ -149,6 +151,35 @@ def test_query_of_the_page_answers_the_same(folder):
     (line,) = [words for words in map(shlex.split, COMMANDS) if "FROM daily_traffic" in words[-1]]
     found = query(Settings(_env_file=None, home=folder / ".tidemark"), CATALOG, line[2])
     assert found.rows == ANSWER
+
+
+def test_a_stream_of_one_s_own_sees_each_record_once_while_files_are_merged(spark, tmp_path, monkeypatch):
+    topic = CATALOG.topics["page_views"]
+    table = lake.Table(tmp_path / ".tidemark/lake", topic.table, "viewed_at")
+    table.create(fold.schema_of(fold.nothing(spark, fold.log_schema(topic))))
+    monkeypatch.chdir(tmp_path)
+    said: dict[str, object] = {"spark": spark}
+    source = block("records = ").replace('load(".', f'load("{tmp_path}/.')
+    exec(source, said)
+
+    def append(seq: int) -> None:
+        line = json.dumps({"event_id": f"e{seq}", "visitor_id": "ann", "page": "/", "viewed_at": "2026-11-19T12:00:00Z"})
+        rows = fold.judged(topic, records(spark, [line])).drop("event_time").toArrow()
+        batch = lake.Batch("main", seq, seq, {})
+        lake.append(table, batch, lake.write_arrow(table, batch.folder, rows))
+
+    def read() -> list[str]:
+        writer = said["records"].writeStream.format("delta").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start(str(tmp_path / "mine")).awaitTermination()
+        return sorted(r["event_id"] for r in spark.read.format("delta").load(str(tmp_path / "mine")).collect())
+
+    append(0), append(1)
+    assert read() == ["e0", "e1"]
+    files = table.files()
+    merged = lake.read(spark, table).drop("day").withColumn("day", F.lit(files[0].day)).coalesce(1)
+    assert lake.swap(table, files, lake.write_spark(table, "live/main-0-1-merged", merged), {}) == 1
+    append(2)
+    assert read() == ["e0", "e1", "e2"]
 
 
 # ------------------------------------------------------------------------------------------------- commands and settings
