@@ -24,7 +24,7 @@ import structlog
 
 from tidemark import fold, kafka, lake, session
 from tidemark.local import Lease
-from tidemark.model import Catalog, Declared, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
+from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -44,6 +44,8 @@ EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
+# How much of a view with a short way is computed at once by its full way, where it is far behind.
+FAR = timedelta(hours=4)
 
 LEDGER = (
     "stream STRING, generation INT, seq BIGINT, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
@@ -799,6 +801,9 @@ class Due:
         """Not due again before so long from now."""
         self.next = time.monotonic() + length.total_seconds()
 
+    def now(self) -> None:
+        self.next = 0.0
+
     def __call__(self) -> bool:
         if time.monotonic() < self.next:
             return False
@@ -825,13 +830,17 @@ class Refresher:
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
         self.bases: dict[str, Base] = {}
+        # Up to where each view's marks were computed again.
+        self.swept: dict[str, datetime] = {}
 
     def newest(self) -> None:
         """The short way: marks that are new since the last time, and the last one again, which was still being filled."""
         at = self.stream.stream_time
         for view in self.views:
             covered = self.stream.covered.get(view.name)
-            if at is None or covered is None or view.shortcut is None or self.seen.get(view.name) == at:
+            if at is None or view.shortcut is None or self.seen.get(view.name) == at:
+                continue
+            if covered is None and not view.shortcut.coarse:
                 continue
             step = duration(view.shortcut.step)
             until = floor(at, step) + 2 * step
@@ -841,12 +850,11 @@ class Refresher:
             if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
                 continue
             # The first time it goes on where the full way ended, which took its time.
-            since = max(floor(last, step) + step if last else covered, until - duration(view.shortcut.live.back))
+            since = floor(at, step) - duration(view.shortcut.live.back)
+            since = max(floor(last, step) + step if last else covered or since, since)
             began = time.monotonic()
-            rows = self.marks(view, view.shortcut, since, until) if view.shortcut.coarse else None
-            if rows is None:
-                rows = self.rows(view, view.shortcut.function, view.shortcut.reads, since, until)
-            self.swap(view, rows, since, until, step)
+            for start, end in pieces(since, until, BASE if view.shortcut.coarse else until - since):
+                self.swap(view, self.short(view, view.shortcut, start, end), start, end, step)
             self.seen[view.name] = at
             self.due[view.name].wait(2 * step)
             log.info(
@@ -857,6 +865,39 @@ class Refresher:
                 until=str(until),
             )
 
+    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table:
+        """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so."""
+        rows = self.marks(view, shortcut, since, until) if shortcut.coarse else None
+        return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
+
+    def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
+        """Compute each mark again, once, when it is `back` old: late events have come by then. A minute at a time.
+
+        What is far behind, after a stream was away or has caught up, is computed by the full way, some hours at a time.
+        """
+        step = duration(shortcut.step)
+        end = floor(at, step) - duration(refresh.back)
+        since = self.swept.get(view.name) or self.swept_before(view, end, step)
+        far = end - since > duration(view.lookback) / 2
+        until = min(end, since + (FAR if far else BASE))
+        if until > since:
+            began = time.monotonic()
+            way = self.rows(view, view.function, view.reads, since, until) if far else self.short(view, shortcut, since, until)
+            self.swap(view, way, since, until, None)
+            log.info("swept", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+        self.swept[view.name] = max(since, until)
+        if until < end:
+            self.due[view.name].now()
+        else:
+            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+
+    def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
+        """Where the sweep goes on after a start: behind what it has written, if that was within a day; else at the hour."""
+        files = self.stream.tables[view.name].files()
+        highs = [lake.comparable(f.high, end) for f in files if f.span and f.span["mark"] == "all" and f.high is not None]
+        last = max(highs, default=EARLIEST)
+        return last + step if end - last < timedelta(days=1) else floor(end, HOUR)
+
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
         at = self.stream.stream_time
@@ -865,6 +906,11 @@ class Refresher:
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
             looking, reopened = datetime.now(UTC), self.reopened(view)
             if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
+                continue
+            if view.shortcut and view.shortcut.coarse:
+                if reopened:
+                    self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
+                self.sweep(view, view.shortcut, view.refresh, at)
                 continue
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
@@ -959,6 +1005,13 @@ class Refresher:
             lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
             if not step:
                 self.stream.covered[view.name] = until
+
+
+def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tuple[datetime, datetime]]:
+    """`[since, until)` in pieces of a length, the last one shorter."""
+    while since < until:
+        yield since, min(until, since + length)
+        since += length
 
 
 def pa_concat(tables: Sequence[pa.Table]) -> pa.Table:

@@ -49,11 +49,21 @@ def wait_for_views(stream: Any, settings: Settings, names: list[str], newest: da
     tables = [lake.Table(settings.lake_path, f"views/{name}") for name in names]
 
     def fresh(table: lake.Table) -> bool:
-        last = table.delta().history(1)[0] if table.exists else {}
-        said = json.loads(last.get("userMetadata") or "{}").get("live")
-        return bool(said) and datetime.fromisoformat(said[1]) > newest
+        entries = table.delta().history(30) if table.exists else []
+        said = [json.loads(entry.get("userMetadata") or "{}").get("live") for entry in entries]
+        return any(datetime.fromisoformat(live[1]) > newest for live in said if live)
 
-    stream.until(lambda: all(map(fresh, tables)), 180)
+    def swept(table: lake.Table) -> bool:
+        """Whether the marks that are ten minutes old are computed again, up to the last one."""
+        if "last_hour" not in table.name:
+            return True
+        entries = table.delta().history(2000)
+        said = [json.loads(entry.get("userMetadata") or "{}").get("live") for entry in entries]
+        ends = [datetime.fromisoformat(live[1]) for live in said if live]
+        old = speed.floor(newest, timedelta(seconds=5)) - timedelta(minutes=10)
+        return any(old <= end < newest for end in ends) or all(end > newest for end in ends)
+
+    stream.until(lambda: all(map(fresh, tables)) and all(map(swept, tables)), 180)
 
 
 # ------------------------------------------------------------------------------------------------- the shipped pipeline

@@ -144,7 +144,7 @@ def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
     key=("page", "mark"),
     time="mark",
     lookback="1 hour",
-    live=Live(every="10 minutes", back="10 minutes"),
+    live=Live(every="1 minute", back="10 minutes"),
     checks=[UV_WITHIN_PV],
     comments=LAST_HOUR,
 )
@@ -164,7 +164,7 @@ def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     key=("mark",),
     time="mark",
     lookback="1 hour",
-    live=Live(every="10 minutes", back="10 minutes"),
+    live=Live(every="1 minute", back="10 minutes"),
     checks=[UV_WITHIN_PV],
     comments=LAST_HOUR,
 )
