@@ -6,12 +6,15 @@ import heapq
 import json
 import math
 import re
+import signal
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -711,35 +714,51 @@ def produce(
         }
     )
     due = time.monotonic()
-    try:
+    with noted_interrupts() as pressed:
         if not there:
             connection.gone()
         for event in events:
-            if connection.refused:
+            if connection.refused or pressed():
                 break
             delivery.sent += 1
-            send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report)
+            send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report, pressed)
             producer.poll(0)
             now = time.monotonic()
             tell(now)
             if rate:
                 due = max(due + 1 / rate, now - 1.0)  # after a stall, at most one second's events at once
-                while (early := due - time.monotonic()) > 0.02:
+                while (early := due - time.monotonic()) > 0.02 and not pressed():
                     producer.poll(min(early, 0.2))
                     tell(time.monotonic())
-    except KeyboardInterrupt:
-        delivery.interrupted = True
-    finally:
-        if delivery.interrupted:  # said here, so that a Ctrl-C right after it gives up at once
-            log.info("interrupted; delivering what was taken, Ctrl-C again gives it up", topic=topic.name, waiting=len(producer))
         while producer.flush(0.2):
             tell(time.monotonic())
             if connection.refused:
                 producer.purge()  # no patience changes a refusal
+            if pressed() and not delivery.interrupted:
+                delivery.interrupted = True
+                waiting = len(producer)
+                log.info("interrupted; delivering what was taken, Ctrl-C again gives it up", topic=topic.name, waiting=waiting)
+            if pressed() > 1:
+                raise KeyboardInterrupt
+        delivery.interrupted = delivery.interrupted or pressed() > 0
         if connection.refused:
             delivery.errors.insert(0, connection.refused)
         tell(time.monotonic(), at_once=True)
     return delivery
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[Callable[[], int]]:
+    """Count Ctrl-C and SIGTERM instead of raising: inside a callback of the client an exception is lost, or worse."""
+    pressed: list[int] = []
+    own = threading.current_thread() is threading.main_thread()
+    wanted = (signal.SIGINT, signal.SIGTERM) if own else ()
+    before = {number: signal.signal(number, lambda n, _: pressed.append(n)) for number in wanted}
+    try:
+        yield lambda: len(pressed)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def send(
@@ -749,8 +768,9 @@ def send(
     delivery: Delivery,
     waiting: Callable[[], None],
     report: Callable[[KafkaError | None, Message], None],
+    pressed: Callable[[], int],
 ) -> None:
-    """Hand one event to the client's queue, waiting while it is full."""
+    """Hand one event to the client's queue, waiting while it is full; an event that Ctrl-C comes before is not sent."""
     value = event if isinstance(event, bytes) else as_value(topic, event)
     key = key_of(topic, event)
     while True:
@@ -760,6 +780,9 @@ def send(
         except BufferError:
             producer.poll(0.1)
             waiting()
+            if pressed():
+                delivery.sent -= 1
+                return
         except KafkaException as error:
             fail(delivery, error.args[0].str())
             return

@@ -58,7 +58,7 @@ COLUMN = re.compile(
 def columns(schema: str, owner: str) -> tuple[Column, ...]:
     """`"event_id STRING NOT NULL, price DECIMAL(10,2) COMMENT 'in euros'"` as columns. Raises `DeclarationError`."""
     found: list[Column] = []
-    for part in re.findall(r"((?:'(?:[^']|'')*'|\([^)]*\)|[^,])+)", schema):
+    for part in re.findall(r"((?:'(?:[^']|'')*'|\([^)]*\)|[^,])+)", schema) or [schema]:
         match = COLUMN.fullmatch(part)
         if not match:
             raise DeclarationError(
