@@ -125,8 +125,9 @@ def readable(world: World, start: float, end: float) -> list[Figure]:
 
 def latencies(db: duckdb.DuckDBPyConnection, what: str, on: str, goal: str) -> Iterator[Figure]:
     """From event time to the commit that `first` has for it, over the prompt events."""
-    sql = "quantile_cont(committed - happened, [0.5, 0.99]), count(*) - count(committed)"
-    (((median, p99), never),) = db.execute(f"SELECT {sql} FROM prompt LEFT JOIN first USING ({on})").fetchall()
+    waited = "committed - happened"
+    sql = f"quantile_cont({waited}, 0.5), quantile_cont({waited}, 0.99), count(*) - count(committed)"
+    ((median, p99, never),) = db.execute(f"SELECT {sql} FROM prompt LEFT JOIN first USING ({on})").fetchall()
     yield Figure(f"live: event to readable in {what}, median", median, "s")
     yield Figure(f"live: event to readable in {what}, p99", p99, "s", "", goal)
     yield Figure(f"live: events never readable in {what}", never, "events", "", "<= 0")
