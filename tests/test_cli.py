@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tidemark import __main__ as cli
-from tidemark import lake, watch
+from tidemark import lake, local, watch
 from tidemark.local import Lease
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
@@ -281,7 +281,7 @@ def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):
     now, born = dt.datetime.now(dt.UTC), dt.datetime.fromtimestamp(psutil.Process().create_time(), dt.UTC)
     for at, pid, lives in ((now, os.getpid(), True), (born - dt.timedelta(hours=1), os.getpid(), False), (now, 2**22 + 1, False)):
         beat.write_text(json.dumps({"state": "running", "pid": pid, "at": at.isoformat()}))
-        assert cli.beats(config, "main") is lives
+        assert local.beats(config, "main") is lives
 
 
 def test_unread_counts_what_no_committed_batch_has_read():

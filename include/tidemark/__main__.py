@@ -311,7 +311,7 @@ def bring_up(config: Settings, steps: Steps) -> None:
         say("; ".join(map(str, kafka.apply(config, catalog().topics.values()))) or "as declared")
     for stream in catalog().streams:
         with steps.step(f"stream {stream}") as say:
-            say("runs already" if beats(config, stream) else f"started, its log is {start_stream(config, stream)}")
+            say("runs already" if local.beats(config, stream) else f"started, its log is {start_stream(config, stream)}")
 
 
 def start_stream(config: Settings, stream: str) -> Path:
@@ -327,20 +327,6 @@ def start_stream(config: Settings, stream: str) -> Path:
 def home(config: Settings) -> dict[str, str]:
     """What a started process must be told so that it finds the same home from wherever it runs."""
     return {"TIDEMARK_HOME": str(config.home.absolute()), "TIDEMARK_LAKE": str(config.lake_path)}
-
-
-def beats(config: Settings, stream: str) -> bool:
-    """Whether a process of the stream lives, whoever started it."""
-    import psutil
-
-    from tidemark import local
-
-    beat = local.status(config, stream).get("heartbeat", {})
-    if beat.get("state") not in ("starting", "running", "waiting"):
-        return False
-    with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
-        return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
-    return False
 
 
 @app.command()
@@ -361,11 +347,11 @@ def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
     def drain(stream: str) -> str:
         if local.stop(config, f"speed-{stream}", patience=patience):
             return "drained"
-        if not beats(config, stream):
+        if not local.beats(config, stream):
             return "does not run"
         (config.state / stream / "stop").touch()
         deadline = time.monotonic() + patience
-        while beats(config, stream):
+        while local.beats(config, stream):
             if time.monotonic() > deadline:
                 return f"still runs after {patience:g} s; end it where it was started"
             time.sleep(0.2)
@@ -1097,7 +1083,7 @@ def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> in
 def refuse_ended(config: Settings, stream: str) -> None:
     from tidemark import local
 
-    if not local.running(config, f"speed-{stream}") and not beats(config, stream):
+    if not local.running(config, f"speed-{stream}") and not local.beats(config, stream):
         said = local.status(config, stream).get("heartbeat", {}).get("error", "")
         log = config.state / "logs" / f"speed-{stream}.log"
         raise Failed(f"stream {stream} ended{f': {said}' if said else ''}; its log is {log}")

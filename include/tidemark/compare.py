@@ -84,13 +84,9 @@ def sides(
         return ours, lake.read(spark, outer, days=days)
     pin = run.pins.get(declared.stream)
     files = [f for f in outer.files() if f.day in set(days) and not (pin and f.live and int(f.live["lo"]) > pin.seq)]
-    return fold.merge(declared, ours).withColumn("day", day_of(declared)), fold.merge(
-        declared, lake.read(spark, outer, files=files)
-    ).withColumn("day", day_of(declared))
-
-
-def day_of(declared: Rollup) -> Column:
-    return F.col(declared.time) if declared.time == "day" else functions.day(declared.time)
+    published = lake.read(spark, outer, files=files)
+    first, second = (fold.with_day(fold.merge(declared, rows), declared.time) for rows in (ours, published))
+    return first, second
 
 
 def shown(declared: Rollup | View, rows: DataFrame) -> DataFrame:

@@ -1001,15 +1001,13 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
 def expire(table: Table, before: date) -> int:
     """Take the days before `before` out of a table, in one commit; returns how many files. VACUUM or `sweep` deletes them."""
 
-    def old() -> list[File]:
-        return [f for f in table.files() if f.day and f.day < before]
+    gone: list[File] = []
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
-        gone = [remove_action(f) for f in old()]
-        return (gone, {"expired before": str(before)}) if gone else None
+        gone[:] = [f for f in table.files() if f.day and f.day < before]
+        return (list(map(remove_action, gone)), {"expired before": str(before)}) if gone else None
 
-    count = len(old()) if table.exists else 0
-    return count if count and commit(table, decide) is not None else 0
+    return len(gone) if table.exists and commit(table, decide) is not None else 0
 
 
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -447,6 +447,16 @@ def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
         if file.exists():
             found[name] = json.loads(file.read_text())
     return found
+
+
+def beats(settings: Settings, stream: str) -> bool:
+    """Whether a process of the stream lives, whoever started it."""
+    beat = status(settings, stream).get("heartbeat", {})
+    if beat.get("state") not in ("starting", "running", "waiting"):
+        return False
+    with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
+        return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
+    return False
 
 
 def behind(settings: Settings, stream: str) -> timedelta:

@@ -314,11 +314,7 @@ def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pi
 def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
     """What a stream adds after the pin must be of the same code as what the replay computes up to it."""
     for declared in chosen:
-        if not isinstance(declared, Rollup) or local.status(settings, declared.stream).get("heartbeat", {}).get("state") not in (
-            "starting",
-            "running",
-            "waiting",
-        ):
+        if not isinstance(declared, Rollup) or not local.beats(settings, declared.stream):
             continue
         runs_with = local.status(settings, declared.stream).get("code", {}).get(declared.name)
         if runs_with and runs_with != fingerprint(declared):

@@ -985,6 +985,8 @@ class Refresher:
         return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
 
     def swap(self, view: View, rows: pa.Table, since: datetime, until: datetime, step: timedelta | None) -> None:
+        import pyarrow as pa
+
         table = self.stream.tables[view.name]
         with self.stream.locks.setdefault(view.name, threading.Lock()):
             covered = self.stream.covered.get(view.name, EARLIEST)
@@ -995,7 +997,7 @@ class Refresher:
                 there = fold.within(
                     lake.read(self.spark, table, low=hour, high=since), view.time, fold.period(self.spark, hour, since)
                 )
-                rows = pa_concat([there.select(*rows.column_names).toArrow().cast(rows.schema), rows])
+                rows = pa.concat_tables([there.select(*rows.column_names).toArrow().cast(rows.schema), rows])
                 since = hour
             adds = []
             for span, part in by_span(rows, view.time, step or HOUR, self.zone):
@@ -1012,12 +1014,6 @@ def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tupl
     while since < until:
         yield since, min(until, since + length)
         since += length
-
-
-def pa_concat(tables: Sequence[pa.Table]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.concat_tables(tables)
 
 
 @dataclass(frozen=True)

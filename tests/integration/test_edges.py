@@ -82,24 +82,31 @@ class Talk:
 Homes = Callable[..., Settings]
 
 
+def transactional(talk: Talk) -> Producer:
+    producer = Producer({"bootstrap.servers": talk.settings.brokers, "transactional.id": talk.topic})
+    producer.init_transactions(20)
+    return producer
+
+
+def transact(producer: Producer, talk: Talk, names: str, kept: bool) -> None:
+    """One transaction with an event of each letter, committed or aborted once all of them are in Kafka."""
+    producer.begin_transaction()
+    for name in names:
+        producer.produce(talk.topic, json.dumps({"name": name, "said_at": NOW.isoformat()}).encode(), name.encode())
+    producer.flush(20)
+    producer.commit_transaction(20) if kept else producer.abort_transaction(20)
+
+
 def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_out(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_in_transactions", partitions=1, transactional=True)
-    producer = Producer({"bootstrap.servers": talk.settings.brokers, "transactional.id": "talk"})
-    producer.init_transactions(20)
+    producer = transactional(talk)
     for kept, names in ((True, "abc"), (False, "xyz"), (True, "de")):
-        producer.begin_transaction()
-        for name in names:
-            producer.produce(talk.topic, json.dumps({"name": name, "said_at": NOW.isoformat()}).encode(), name.encode())
-        producer.flush(20)
-        producer.commit_transaction(20) if kept else producer.abort_transaction(20)
+        transact(producer, talk, names, kept)
     stream = run(talk.settings, talk.arguments)
     stream.until(lambda: talk.names() == list("abcde") and talk.whole())
 
     # A batch with nothing in it but an aborted transaction has its offsets in the ledger too.
-    producer.begin_transaction()
-    producer.produce(talk.topic, b"{}", b"x")
-    producer.flush(20)
-    producer.abort_transaction(20)
+    transact(producer, talk, "x", kept=False)
     stream.until(talk.whole)
     stream.drains()
     [(records, rejects, gaps, offsets, why)] = talk.ledger(
@@ -111,11 +118,7 @@ def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_ou
 
 def test_undeclared_transactions_stop_the_stream_with_the_word_to_write(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_undeclared", partitions=1)
-    producer = Producer({"bootstrap.servers": talk.settings.brokers, "transactional.id": "undeclared"})
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(talk.topic, json.dumps({"name": "a", "said_at": NOW.isoformat()}).encode(), b"a")
-    producer.commit_transaction(20)
+    transact(transactional(talk), talk, "a", kept=True)
     stream = run(talk.settings, talk.arguments)
     stream.ends(1)
     assert "offsets 0 to 2 hold 1 records, not 2." in stream.said and "Topic(…, transactional=True)" in stream.said
@@ -197,21 +200,20 @@ def test_compacted_offsets_are_gaps_that_the_ledger_explains(house: Homes, run: 
     talk.admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, talk.topic, incremental_configs=entries)])[
         ConfigResource(ResourceType.TOPIC, talk.topic)
     ].result()
+
+    def end() -> int:
+        return kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
+
     for _ in range(3):
         talk.send("a", "b")
     deadline = time.monotonic() + 90
-    while len(list(kafka.consume(talk.settings, talk.topic, "earliest"))) == 6:
-        talk.send("c")  # a segment is closed by the record after it
+    while len(list(kafka.consume(talk.settings, talk.topic, "earliest"))) == end():
         assert time.monotonic() < deadline, "Kafka has not compacted the topic"
+        talk.send("c")  # a segment is closed by the record after it
         time.sleep(0.5)
-        if (
-            len(list(kafka.consume(talk.settings, talk.topic, "earliest")))
-            < kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
-        ):
-            break
     stream = run(talk.settings, talk.arguments)
     stream.until(talk.whole)
     stream.drains()
     [(records, gaps, why)] = talk.ledger("sum(records), sum(gaps), string_agg(DISTINCT gap)")
-    assert records + gaps == kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
+    assert records + gaps == end()
     assert gaps > 0 and why == "compacted away"
