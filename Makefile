@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars demo clean-demo test check lint bench
+.PHONY: help install jars demo clean-demo test test-all check lint bench
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ clean-demo: install  ## forget what the demo kept
 
 test: jars  ## the whole suite, a real broker included
 	$(RUN)/pytest
+
+test-all: jars  ## the suite and its long tests
+	$(RUN)/pytest -m ""
 
 check: install  ## what CI looks at beside the tests: style, layers, types, the lock
 	$(UV) lock --check

@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, live, long, night, plain, publication, replay, series
+from bench import append, batch, live, long, night, plain, publication, replay, series
 from bench.measure import Figure, machine
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
-NAMES = ("live", "plain", "publication", "append", "series", "long")
+NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
 OWN = ("night", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
@@ -59,7 +59,7 @@ def bench(
 
 
 def measured(world: World, name: str, quick: bool, rate: float, seconds: float, history: float) -> list[Figure]:
-    if name in ("append", "series", "long"):
+    if name in ("append", "batch", "series", "long"):
         world.stop_stream()
     match name:
         case "live":
@@ -73,12 +73,22 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
             return publication.measure(world, 20_000)
         case "append":
             return append.measure(world, 5000, batches=6 if quick else 30)
+        case "batch" if quick:
+            return batch.measure(world, (100, 5000), (1, 4), batches=4)
+        case "batch":
+            return batch.measure(world, (100, 5000, 20_000), (1, 4, 16), batches=12)
         case "series":
             return series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
         case "long":
-            return long.measure(world, 5000 if quick else 120_000)
+            return long.measure(world, 5000 if quick else 120_000, (100, 1000) if quick else (100, 1000, 10_000))
         case "night":
-            return night.measure(world, 50_000 if quick else 1_000_000, days=3 if quick else 30, rounds=1 if quick else 3)
+            return night.measure(
+                world,
+                50_000 if quick else 1_000_000,
+                20_000 if quick else 50_000,
+                days=3 if quick else 30,
+                rounds=1 if quick else 3,
+            )
         case "replay":
             return replay.measure(world, 100_000 if quick else 1_800_000, rate, calm=30 if quick else 60)
     raise ValueError(name)

@@ -1,4 +1,4 @@
-"""A table with a week of commits behind it, beside a fresh one: what an append and an opening cost."""
+"""A table with a week of commits behind it, or of many files, beside a fresh one: what an append and an opening cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.world import World
 from tidemark import lake
 
 
-def measure(world: World, commits: int) -> list[Figure]:
+def measure(world: World, commits: int, files: tuple[int, ...]) -> list[Figure]:
     """`commits` real commits, each a file added and the one before it taken out, as live views make them; then in turns."""
     aged, fresh = (Ageing(world.home / "long", name) for name in ("aged", "fresh"))
     began = time.monotonic()
@@ -38,6 +38,21 @@ def measure(world: World, commits: int) -> list[Figure]:
         old, new = (statistics.median(said[one.name][what]) * 1000 for one in (aged, fresh))
         found.append(Figure(f"long: {what}, median", old, "ms", size))
         found.append(Figure(f"long: {what}, times a fresh table's", old / new, "", f"{new:.1f} ms", "<= 1.5"))
+    for count in files:
+        full = Ageing(world.home / "long", f"full-{count}")
+        full.fill(count)
+        costs: dict[str, list[float]] = {"append": [], "open": []}
+        for turn in range(20):
+            began = time.perf_counter()
+            full.commit(turn)
+            costs["append"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            lake.Table(full.table.root, full.table.name).files()
+            costs["open"].append(time.perf_counter() - began)
+        for what, seconds in costs.items():
+            found.append(
+                Figure(f"long: {what}, table of {count:,} files", statistics.median(seconds) * 1000, "ms", "median of 20")
+            )
     return found
 
 
@@ -52,6 +67,24 @@ class Ageing:
         self.table.create(StructType([StructField("n", LongType()), StructField("day", DateType())]))
         rows = pa.table({"n": pa.array([1]), "day": pa.array([20_000], pa.date32())})
         self.adds: list[Any] = [lake.write_arrow(self.table, f"live/main-{k}-{k}-aaaaaaaa", rows)[0] for k in range(2)]
+
+    def fill(self, count: int) -> None:
+        """Have so many files by one commit: of a log, only the names count."""
+        from deltalake import AddAction
+
+        first = self.adds[0]
+        many = [
+            AddAction(
+                first.path.replace("main-0-0", f"main-{k}-{k}"),
+                first.size,
+                first.partition_values,
+                first.modification_time,
+                True,
+                first.stats,
+            )
+            for k in range(10, 10 + count)
+        ]
+        lake.commit(self.table, lambda: (many, {}), [])
 
     def commit(self, number: int) -> None:
         from deltalake import Transaction

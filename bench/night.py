@@ -22,11 +22,11 @@ from tidemark.pipelines.traffic import PAGE_VIEWS
 TABLES = ("hourly_traffic", "site_hourly_traffic", "daily_traffic", "site_daily_traffic")
 
 
-def measure(world: World, events: int, days: int, rounds: int) -> list[Figure]:
-    """`days` days of `events` events each: one of them alone, then all of them by one application and by one for each."""
+def measure(world: World, events: int, others: int, days: int, rounds: int) -> list[Figure]:
+    """Yesterday of `events` events alone, then it and the days before, of `others` events each, by one application."""
     first = world.yesterday(events) - timedelta(days=days - 1)
     for n in range(days - 1):
-        world.tidemark("produce", PAGE_VIEWS.name, "--sample", "--day", str(first + timedelta(days=n)), "--count", str(events))
+        world.tidemark("produce", PAGE_VIEWS.name, "--sample", "--day", str(first + timedelta(days=n)), "--count", str(others))
     raw = world.home / "raw"
     write_raw(world, raw)
     world.stream()
@@ -41,7 +41,7 @@ def measure(world: World, events: int, days: int, rounds: int) -> list[Figure]:
     for way in ("tidemark", "spark", "duckdb"):
         said[f"{way} {days}"] = [night(world, way, first, last, raw)]
     middle = {name: statistics.median(cpu) for name, cpu in said.items()}
-    size = f"{events:,} events a day; JVM, checks and comparison counted in"
+    size = f"{events:,} events of yesterday, {others:,} of each day before; JVM, checks and comparison counted in"
     found = [Figure(f"night: {name.replace(' ', ', ')} day(s)", cpu, "CPU-s", size) for name, cpu in middle.items()]
     found += [
         Figure("night: settled beside plain Spark", middle["tidemark 1"] / middle["spark 1"], "", "plain Spark", "<= 0.25"),

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ JARS = Path(__file__).parent.parent / ".tidemark" / "jars"
 
 for variable in [name for name in os.environ if name.startswith("TIDEMARK_")]:
     del os.environ[variable]  # a developer's own settings are not the tests'
+
+# A worker of pytest-xdist has no main module of its own, and pyspark takes such a process for its doctests and ends it.
+sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 
 
 def free_port() -> int:

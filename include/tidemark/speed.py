@@ -40,6 +40,8 @@ log = structlog.get_logger()
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
+# How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
+PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
@@ -832,38 +834,55 @@ class Refresher:
         self.bases: dict[str, Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
+        self.waiting: float | None = None
+
+    def waits(self) -> bool:
+        """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
+        if self.stream.progress.get("lag", 0) <= self.stream.settings.batch_records:
+            self.waiting = None
+            return False
+        now = time.monotonic()
+        self.waiting = self.waiting or now
+        if now - self.waiting < PATIENCE:
+            return True
+        self.waiting = now
+        return False
 
     def newest(self) -> None:
-        """The short way: marks that are new since the last time, and the last one again, which was still being filled."""
+        """The short way: marks that are new since the last time, and the last one again, which was still being filled.
+
+        After a pause the newest come first. What is merged beforehand serves every view of a minute's marks.
+        """
         at = self.stream.stream_time
-        for view in self.views:
-            covered = self.stream.covered.get(view.name)
-            if at is None or view.shortcut is None or self.seen.get(view.name) == at:
-                continue
-            if covered is None and not view.shortcut.coarse:
-                continue
-            step = duration(view.shortcut.step)
-            until = floor(at, step) + 2 * step
-            last = self.seen.get(view.name)
-            # Once a pane is enough: its first batch brings the mark before it to its end. Only a stream that falls silent
-            # in the middle of a pane is waited for, two steps long.
-            if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
-                continue
-            # The first time it goes on where the full way ended, which took its time.
-            since = floor(at, step) - duration(view.shortcut.live.back)
-            since = max(floor(last, step) + step if last else covered or since, since)
-            began = time.monotonic()
-            for start, end in pieces(since, until, BASE if view.shortcut.coarse else until - since):
-                self.swap(view, self.short(view, view.shortcut, start, end), start, end, step)
+        if at is None or self.waits():
+            return
+        due = [(v, v.shortcut, span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
+        if not due:
+            return
+        began, first, until = time.monotonic(), min(since for *_, (since, _) in due), max(end for *_, (_, end) in due)
+        for start, end in reversed(list(pieces(first, until, BASE))):
+            for view, shortcut, (since, upto) in due:
+                low, high = (max(start, since), min(end, upto)) if shortcut.coarse else (since, upto)
+                if low < high and (shortcut.coarse or end == until):
+                    self.swap(view, self.short(view, shortcut, low, high), low, high, duration(shortcut.step))
+        for view, shortcut, _ in due:
             self.seen[view.name] = at
-            self.due[view.name].wait(2 * step)
-            log.info(
-                "marks",
-                view=view.name,
-                marks=int((until - since) / step),
-                seconds=round(time.monotonic() - began, 3),
-                until=str(until),
-            )
+            self.due[view.name].wait(2 * duration(shortcut.step))
+        seconds = round(time.monotonic() - began, 3)
+        log.info("marks", views=[v.name for v, *_ in due], since=str(first), until=str(until), seconds=seconds)
+
+    def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
+        """The marks, from and until, that the short way has to write now; None where there are none."""
+        covered, last, step = self.stream.covered.get(view.name), self.seen.get(view.name), duration(shortcut.step)
+        if last == at or (covered is None and not shortcut.coarse):
+            return None
+        # Once a pane is enough: its first batch brings the mark before it to its end. Only a stream that falls silent
+        # in the middle of a pane is waited for, two steps long.
+        if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
+            return None
+        # The first time it goes on where the full way ended, which took its time.
+        back = floor(at, step) - duration(shortcut.live.back)
+        return max(floor(last, step) + step if last else covered or back, back), floor(at, step) + 2 * step
 
     def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so."""
@@ -901,6 +920,8 @@ class Refresher:
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
         at = self.stream.stream_time
+        if self.waits():
+            return
         for view in self.views:
             # A batch of late events alone moves no time, and corrects rows all the same.
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)

@@ -235,14 +235,36 @@ def test_stream_reads_and_ends_at_once_when_its_user_is_taken_away(
         assert not secrets_in(file.read_text("latin-1"), theirs), file
 
 
-STATUS = "import sys; from tidemark.__main__ import main; sys.argv = ['tidemark', 'status', '--json']; main()"
+def test_up_starts_a_stream_on_a_broker_that_asks_for_tls_and_a_password(theirs: Kafka, run: Any, tmp_path: Path) -> None:
+    settings = theirs.settings(home=tmp_path, driver_memory="1g")
+    tidemark(run, settings, "up")
+    try:
+        process = local.running(settings, "speed-main")
+        assert process is not None and [p.name for p in local.processes(settings)] == ["speed-main"]
+        deadline = time.monotonic() + 90
+        while local.status(settings).get("heartbeat", {}).get("state") != "running":
+            assert process.alive() and time.monotonic() < deadline, process.log.read_text()
+            time.sleep(0.2)
+    finally:
+        tidemark(run, settings, "down")
+    assert local.processes(settings) == []
+    for file in (f for f in tmp_path.rglob("*") if f.is_file()):
+        assert not secrets_in(file.read_text("latin-1"), theirs), file
+
+
+COMMAND = "import json, sys; from tidemark.__main__ import main; sys.argv = ['tidemark', *json.loads(sys.argv[1])[1]]; main()"
+
+
+def tidemark(run: Any, settings: Settings, *argv: str) -> str:
+    """A command of the platform in a process of its own: what it said."""
+    process = run(settings, list(argv), program=COMMAND)
+    process.ends(0)
+    return process.said
 
 
 def broker_of(run: Any, settings: Settings) -> str:
     """What `tidemark status --json` says of the broker; all that it says is kept in the home."""
-    status = run(settings, program=STATUS)
-    status.ends(0)
-    return json.loads(status.said)["broker"]
+    return json.loads(tidemark(run, settings, "status", "--json"))["broker"]
 
 
 def refused_user(settings: Settings, user: str) -> str:

@@ -1,11 +1,16 @@
 """Everything again from offset zero beside a running stream: compared, published, taken back; and a mistake mended."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pytest
@@ -212,6 +217,30 @@ def test_killed_replay_leaves_readers_alone_and_goes_on_where_it_was(shops: Shop
     assert not list(shops.settings.lake_path.glob(f"*/*/runs/{name}"))
     with pytest.raises(settle.SettleError, match=f"run {name} is dropped"):
         settle.publish(shops.settings, shops.catalog, name)
+
+
+@pytest.mark.long
+def test_replay_killed_ten_times_at_random_goes_on_and_leaves_readers_alone(shops: Shops, run: Any) -> None:
+    seed = int(os.environ.get("SEED", time.time_ns() % 10_000))
+    random, before, kills, names = Random(seed), shops.versions(), 0, 0
+    sys.stdout.write(f"seed {seed}\n")
+    while kills < 10:
+        name, names = f"random-{names}", names + 1
+        arguments = {"topic": shops.topic, "run": name, "source": random.choice(["kafka", "log"])}
+        while kills < 10:
+            process = run(shops.settings, arguments, program=REPLAY)
+            try:
+                process.popen.wait(random.uniform(4, 30))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                kills += 1
+                assert shops.versions() == before
+                continue
+            assert process.popen.returncode == 0, process.said
+            break
+        found = settle.replay(shops.settings, shops.catalog, "the replay test", name=name)
+        assert found.state == "staged" and shops.compared(found) == {} and shops.versions() == before
+        lake.drop(shops.settings, shops.catalog, found)
 
 
 def test_planted_difference_of_one_row_one_cent_and_one_key_is_found(shops: Shops, spark: SparkSession) -> None:
