@@ -74,6 +74,20 @@ class Settings(BaseSettings):
     """A settling or a replay waits between two chunks while a stream is behind by more than this."""
     chunk_records: int = 5_000_000
     """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
+    stream_backend: Literal["process", "service"] = "process"
+    """Who starts a stream: `process`, Airflow or `tidemark up` here; `service`, a container that restarts it by itself."""
+    watch_window: str = "1 hour"
+    """How long one run of the DAG `speed_layer` watches before the next takes over."""
+    stale_after: str = "60 seconds"
+    """A stream that lives and has not beaten for so long is killed and started again."""
+    airflow_port: int = 18080
+    """Airflow's page and API, on loopback."""
+    airflow_database: SecretStr | None = None
+    """SQLAlchemy's URL of Airflow's database, like postgresql+psycopg2://user:password@host/name; SQLite unless said."""
+    nightly_after: str = "10 minutes"
+    """How long after a day's end, and after what its views look ahead, late records of it are waited for."""
+    nightly_patience: str = "6 hours"
+    """How long a night waits for the stream to have read its day before it fails."""
     query_rows: int = 10_000
     """The most rows that `tidemark query` returns."""
     query_seconds: int = 60
@@ -86,7 +100,7 @@ class Settings(BaseSettings):
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
 
-    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", mode="before")
+    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", mode="before")
     @classmethod
     def empty_is_not_given(cls, value: object) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value

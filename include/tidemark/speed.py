@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemark import fold, kafka, lake, session
+from tidemark import fold, kafka, lake, local, session
 from tidemark.local import Lease
 from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
@@ -78,6 +78,8 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
     state.mkdir(parents=True, exist_ok=True)
     with Lease(state / "lease"):
         (state / "stop").unlink(missing_ok=True)
+        if settings.stream_backend == "service":
+            wait_until_wanted(settings, stream)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
             Stream(settings, catalog, stream, state).run(recover, accept_loss)
@@ -85,6 +87,19 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def wait_until_wanted(settings: Settings, stream: str) -> None:
+    """A service is started again by its container whenever it ends: one that is wanted stopped stays, and does nothing."""
+    ended = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signum, lambda *_: ended.set())
+    while local.wanted(settings, stream)["state"] == "stopped" and not ended.is_set():
+        lake.whole_or_nothing(settings.state / stream / "heartbeat.json", json.dumps(beat("held")))
+        ended.wait(1)
+    if ended.is_set():
+        raise SystemExit(0)
 
 
 def beat(state: str, **more: Any) -> dict[str, Any]:
@@ -99,6 +114,7 @@ class Stream:
         self.mine = catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
+        self.began = datetime.now(UTC)
         self.away = False
         self.set_aside: dict[str, str] = {}
         self.stream_time: datetime | None = None
@@ -153,7 +169,7 @@ class Stream:
         look = Due("5 seconds")  # Spark says nothing for a minute when the broker is gone
         try:
             while query.isActive and not self.stopping.is_set():
-                if (self.state / "stop").exists():
+                if (self.state / "stop").exists() or self.unwanted():
                     self.stopping.set()
                 if look():
                     self.broker_away(seconds=1)
@@ -165,6 +181,11 @@ class Stream:
             self.wait_for_broker()
         finally:
             drain(query)
+
+    def unwanted(self) -> bool:
+        """Whether someone has said since the start that the stream shall stop, or begin again."""
+        wanted = local.wanted(self.settings, self.name)
+        return (wanted["state"] == "stopped" or wanted["again"]) and datetime.fromisoformat(wanted["at"]) > self.began
 
     def beat(self, state: str) -> None:
         lake.whole_or_nothing(self.state / "heartbeat.json", json.dumps(beat(state, seq=self.progress.get("seq"))))
