@@ -100,7 +100,9 @@ class Settings(BaseSettings):
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
 
-    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", mode="before")
+    @field_validator(
+        "kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", mode="before"
+    )
     @classmethod
     def empty_is_not_given(cls, value: object) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value

@@ -413,11 +413,13 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     assert shop.hours() == live | {11: 4, 15: 5}
 
     # A late event of a settled day: at once in log and rollup, in the view from its next settling. Live views go on.
+    assert settle.stale(shop.settings, shop.catalog) == []
     shop.send(*(at(16, 20, second) for second in range(1, 11)), datetime.now(UTC))
     stream.until(lambda: shop.read() and shop.rows(f"SELECT clicks FROM hours WHERE day = '{TODAY}' AND NOT settled") == [(1,)])
     assert shop.rolled(spark) == live | {11: 4, 15: 5, 16: 13}
     assert shop.hours() == live | {11: 4, 15: 5}
     assert shop.rows("SELECT clicks FROM peak_of_day") == [(1,)]
+    assert settle.stale(shop.settings, shop.catalog) == [YESTERDAY]
 
     # Eleven clicks in a minute trip a check of `peaks`: it and what reads it keep their rows, the others are published.
     third = shop.settled("the third")
@@ -435,7 +437,19 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     assert shop.hours() == live | {11: 4, 15: 5, 16: 13}
     assert shop.rows("SELECT max(clicks), count(*) FROM peaks") == [(1, 5)]
     assert shop.rows("SELECT clicks FROM peak_of_day") == [(1,)]
+    assert settle.stale(shop.settings, shop.catalog) == []
     stream.drains()
+
+    # A person takes the failed check upon themselves: it and what waited for it alone are published, and say so.
+    check = third.tables["peaks"]["failed"]
+    with pytest.raises(settle.SettleError, match="has no failed check no such check; those that failed: ExpectColumnValues"):
+        settle.publish(shop.settings, shop.catalog, third.id, over=["no such check"], reason="why not")
+    taken = {p.table: p for p in settle.publish(shop.settings, shop.catalog, third.id, over=check, reason="a sale")}
+    assert all(not p.blocked for p in taken.values()) and taken["hours"].version is None
+    assert shop.rows("SELECT max(clicks), count(*) FROM peaks") == [(11, 6)]
+    assert lake.run_of(shop.settings, third.id).tables["peaks"]["forced"] == {"checks": check, "reason": "a sale"}
+    told = lake.table(shop.settings, shop.catalog["peak_of_day"]).delta().history(1)[0]["userMetadata"]
+    assert json.loads(told)["over"] == {"peaks": {"checks": check, "reason": "a sale"}}
 
     with pytest.raises(settle.SettleError, match=f"{TODAY} is not over in UTC; the last day that can be settled is {YESTERDAY}"):
         shop.settled("today", TODAY)
