@@ -40,6 +40,10 @@ log = structlog.get_logger()
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
+# How many marks the sweep computes at once; what is merged for them costs the same for one as for all.
+SWEPT = timedelta(minutes=5)
+# How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
+REST = 3
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -799,12 +803,9 @@ class Due:
     def __init__(self, every: str) -> None:
         self.seconds, self.next = duration(every).total_seconds(), 0.0
 
-    def wait(self, length: timedelta) -> None:
+    def rest(self, seconds: float) -> None:
         """Not due again before so long from now."""
-        self.next = time.monotonic() + length.total_seconds()
-
-    def now(self) -> None:
-        self.next = 0.0
+        self.next = time.monotonic() + seconds
 
     def __call__(self) -> bool:
         if time.monotonic() < self.next:
@@ -867,7 +868,7 @@ class Refresher:
                     self.swap(view, self.short(view, shortcut, low, high), low, high, duration(shortcut.step))
         for view, shortcut, _ in due:
             self.seen[view.name] = at
-            self.due[view.name].wait(2 * duration(shortcut.step))
+            self.due[view.name].rest(2 * duration(shortcut.step).total_seconds())
         seconds = round(time.monotonic() - began, 3)
         log.info("marks", views=[v.name for v, *_ in due], since=str(first), until=str(until), seconds=seconds)
 
@@ -890,7 +891,7 @@ class Refresher:
         return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
-        """Compute each mark again, once, when it is `back` old: late events have come by then. A minute at a time.
+        """Compute each mark again, once, when it is `back` old: late events have come by then. Five minutes at a time.
 
         What is far behind, after a stream was away or has caught up, is computed by the full way, some hours at a time.
         """
@@ -898,15 +899,16 @@ class Refresher:
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
         far = end - since > duration(view.lookback) / 2
-        until = min(end, since + (FAR if far else BASE))
-        if until > since:
-            began = time.monotonic()
+        until = min(end, since + FAR) if far else since + SWEPT
+        began = time.monotonic()
+        if since < until <= end:
             way = self.rows(view, view.function, view.reads, since, until) if far else self.short(view, shortcut, since, until)
             self.swap(view, way, since, until, None)
             log.info("swept", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
-        self.swept[view.name] = max(since, until)
-        if until < end:
-            self.due[view.name].now()
+            since = until
+        self.swept[view.name] = since
+        if end - since >= SWEPT:
+            self.due[view.name].rest(time.monotonic() - began)
         else:
             self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
 
@@ -950,7 +952,9 @@ class Refresher:
             rows = self.rows(view, view.function, view.reads, since, until)
             self.swap(view, rows, since, until, None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
-            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+            took = time.monotonic() - began
+            self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
+            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
 
     def reopened(self, view: View) -> date | None:
         """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
