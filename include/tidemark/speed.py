@@ -40,6 +40,10 @@ log = structlog.get_logger()
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
+# How many marks the sweep computes at once; what is merged for them costs the same for one as for all.
+SWEPT = timedelta(minutes=5)
+# How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
+REST = 3
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -820,12 +824,9 @@ class Due:
     def __init__(self, every: str) -> None:
         self.seconds, self.next = duration(every).total_seconds(), 0.0
 
-    def wait(self, length: timedelta) -> None:
+    def rest(self, seconds: float) -> None:
         """Not due again before so long from now."""
-        self.next = time.monotonic() + length.total_seconds()
-
-    def now(self) -> None:
-        self.next = 0.0
+        self.next = time.monotonic() + seconds
 
     def __call__(self) -> bool:
         if time.monotonic() < self.next:
@@ -852,10 +853,12 @@ class Refresher:
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
-        self.bases: dict[str, Base] = {}
+        self.bases: dict[tuple[str, bool], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
+        # Minutes of marks, by view, that were missed while the stream was away or caught up.
+        self.missed: list[tuple[datetime, datetime, str]] = []
 
     def waits(self) -> bool:
         """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
@@ -872,25 +875,30 @@ class Refresher:
     def newest(self) -> None:
         """The short way: marks that are new since the last time, and the last one again, which was still being filled.
 
-        After a pause the newest come first. What is merged beforehand serves every view of a minute's marks.
+        After a pause the newest minute comes first, and what was missed before it a minute at a time, when nothing else is
+        due. What is merged beforehand serves every view of a minute's marks.
         """
         at = self.stream.stream_time
         if at is None or self.waits():
             return
-        due = [(v, v.shortcut, span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
-        if not due:
-            return
-        began, first, until = time.monotonic(), min(since for *_, (since, _) in due), max(end for *_, (_, end) in due)
-        for start, end in reversed(list(pieces(first, until, BASE))):
-            for view, shortcut, (since, upto) in due:
-                low, high = (max(start, since), min(end, upto)) if shortcut.coarse else (since, upto)
-                if low < high and (shortcut.coarse or end == until):
-                    self.swap(view, self.short(view, shortcut, low, high), low, high, duration(shortcut.step))
-        for view, shortcut, _ in due:
+        due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
+        began = time.monotonic()
+        for view, shortcut, since, until in due:
+            low = max(since, until - BASE) if shortcut.coarse else since
+            self.marked(view, shortcut, low, until)
+            self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
             self.seen[view.name] = at
-            self.due[view.name].wait(2 * duration(shortcut.step))
-        seconds = round(time.monotonic() - began, 3)
-        log.info("marks", views=[v.name for v, *_ in due], since=str(first), until=str(until), seconds=seconds)
+            self.due[view.name].rest(2 * duration(shortcut.step).total_seconds())
+            log.info("marks", view=view.name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
+        if not due and self.missed:
+            start, end, name = max(self.missed)
+            self.missed.remove((start, end, name))
+            view = self.stream.catalog.views[name]
+            assert view.shortcut
+            self.marked(view, view.shortcut, start, end, aside=True)
+
+    def marked(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> None:
+        self.swap(view, self.short(view, shortcut, since, until, aside), since, until, duration(shortcut.step))
 
     def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
         """The marks, from and until, that the short way has to write now; None where there are none."""
@@ -905,13 +913,14 @@ class Refresher:
         back = floor(at, step) - duration(shortcut.live.back)
         return max(floor(last, step) + step if last else covered or back, back), floor(at, step) + 2 * step
 
-    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table:
-        """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so."""
-        rows = self.marks(view, shortcut, since, until) if shortcut.coarse else None
+    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
+        """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
+        those apart from the rows that the newest marks go on from."""
+        rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
         return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
-        """Compute each mark again, once, when it is `back` old: late events have come by then. A minute at a time.
+        """Compute each mark again, once, when it is `back` old: late events have come by then. Five minutes at a time.
 
         What is far behind, after a stream was away or has caught up, is computed by the full way, some hours at a time.
         """
@@ -919,15 +928,16 @@ class Refresher:
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
         far = end - since > duration(view.lookback) / 2
-        until = min(end, since + (FAR if far else BASE))
-        if until > since:
-            began = time.monotonic()
+        until = min(end, since + FAR) if far else since + SWEPT
+        began = time.monotonic()
+        if since < until <= end:
             way = self.rows(view, view.function, view.reads, since, until) if far else self.short(view, shortcut, since, until)
             self.swap(view, way, since, until, None)
             log.info("swept", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
-        self.swept[view.name] = max(since, until)
-        if until < end:
-            self.due[view.name].now()
+            since = until
+        self.swept[view.name] = since
+        if end - since >= SWEPT:
+            self.due[view.name].rest(time.monotonic() - began)
         else:
             self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
 
@@ -971,7 +981,9 @@ class Refresher:
             rows = self.rows(view, view.function, view.reads, since, until)
             self.swap(view, rows, since, until, None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
-            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+            took = time.monotonic() - began
+            self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
+            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
 
     def reopened(self, view: View) -> date | None:
         """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
@@ -995,7 +1007,7 @@ class Refresher:
         inputs = fold.inputs(reads, self.read_table, low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=False).toArrow()
 
-    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table | None:
+    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
 
         None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
@@ -1005,9 +1017,9 @@ class Refresher:
         for parameter, source in shortcut.reads.items():
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
-            base = self.bases.get(source.name)
+            base = self.bases.get((source.name, aside))
             if base is None or not base.serves(since, until - step, lookback):
-                base = self.bases[source.name] = self.base(source, since, until - step, lookback, base)
+                base = self.bases[source.name, aside] = self.base(source, since, until - step, lookback, base)
             tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
             newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
