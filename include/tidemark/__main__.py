@@ -884,6 +884,8 @@ def status(json_: AsJson = False) -> None:
 
     now = datetime.now(UTC)
     lines = [["home", found["home"]], ["lake", found["lake"]], ["broker", f"{found['brokers']} {found['broker']}"]]
+    if found["airflow"]:
+        lines.append(["airflow", f"{found['airflow']['url']} {found['airflow']['health']}"])
     lines += [["stream", stream_line(name, one, now).removeprefix("stream ")] for name, one in found["streams"].items()]
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
@@ -892,8 +894,10 @@ def status(json_: AsJson = False) -> None:
 
 
 def whole_status(config: Settings) -> dict[str, Any]:
-    from tidemark import kafka, lake, local
+    from tidemark import airflow, kafka, lake, local
 
+    started = any(local.recorded(config, name) for name in airflow.COMPONENTS)
+    sick = airflow.unwell(config, datetime.min.replace(tzinfo=UTC)) if started else []
     try:
         kafka.wait(config, 1.0)
         broker = "answers"
@@ -907,6 +911,9 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "lake": str(config.lake_path),
         "brokers": config.brokers,
         "broker": broker,
+        "airflow": {"url": airflow.url(config), "health": f"not healthy: {', '.join(sick)}" if sick else "healthy"}
+        if started
+        else None,
         "streams": {name: local.status(config, name) for name in catalog().streams},
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
