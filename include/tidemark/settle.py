@@ -32,6 +32,8 @@ Progress = Callable[[str], None]
 Run = lake.Run
 
 
+KEPT = 64 * 1024 * 1024
+"""A staged table of at most so many bytes is read once, and not once for each check."""
 START, RECORDS_A_SECOND = 30.0, 10_000.0
 """What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
 
@@ -452,6 +454,8 @@ class Settling:
         self.chosen = readers(catalog, run.only or catalog.names)
         self.needed = needed(catalog, self.chosen)
         self.from_kafka: set[str] = set()
+        # Staged tables that are small enough to stand in memory while they are judged and compared.
+        self.kept: dict[str, DataFrame] = {}
 
     def work(self) -> None:
         self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}")
@@ -472,6 +476,9 @@ class Settling:
                 self.stage(declared)
         lake.failpoint("staged")
         chosen = [d for d in derived if d.name in self.chosen]
+        for declared in chosen:
+            if declared.name not in self.failed and self.bytes_staged(declared.name) <= KEPT:
+                self.kept[declared.name] = self.staged(declared).persist()
         self.judge(chosen)
         whole = self.run.kind == "replay"
         self.compare([d for d in chosen if d.name not in self.failed and (whole or isinstance(d, View))])
@@ -719,6 +726,8 @@ class Settling:
         return fold.union(parts)
 
     def staged(self, declared: Declared) -> DataFrame:
+        if declared.name in self.kept:
+            return self.kept[declared.name]
         return self.spark.read.format("delta").load(str(lake.staging(self.outer[declared.name], self.run.id)))
 
     # ---- judging
@@ -758,6 +767,9 @@ class Settling:
                 "rows": None if name in self.catalog.topics or name in self.failed else self.rows_staged(name),
             }
         lake.save(self.settings, self.run)
+
+    def bytes_staged(self, name: str) -> int:
+        return sum(a.size for a in lake.staged(self.outer[name], self.run.id))
 
     def rows_staged(self, name: str) -> int:
         return sum(json.loads(a.stats).get("numRecords", 0) for a in lake.staged(self.outer[name], self.run.id))
