@@ -13,7 +13,8 @@ from tidemark.model import duration
 from tidemark.settings import Settings
 
 SETTINGS = Settings()
-DAY = f"{{{{ params.day or data_interval_start.in_timezone('{SETTINGS.zone}').strftime('%Y-%m-%d') }}}}"
+OF_INTERVAL = f"data_interval_start.in_timezone('{SETTINGS.zone}').strftime('%Y-%m-%d') if data_interval_start else ''"
+DAY = f"{{{{ params.day or ({OF_INTERVAL}) }}}}"
 SAID = f"{SETTINGS.state}/runs/nightly-{{{{ run_id }}}}"
 NIGHT = Asset("tidemark_night")
 PUBLISHED = AssetAlias("tidemark_published")

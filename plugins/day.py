@@ -34,6 +34,8 @@ class WaitForDay(BaseOperator):
         from tidemark.model import duration
         from tidemark.settings import Settings
 
+        if not self.day:
+            raise ValueError("the run has neither a day in its form nor a data interval; trigger it with a day")
         settings = Settings()
         today = datetime.now(settings.tz).date()
         if date.fromisoformat(self.day) >= today:
