@@ -40,8 +40,8 @@ log = structlog.get_logger()
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
-# How many marks the sweep computes at once; what is merged for them costs the same for one as for all.
-SWEPT = timedelta(minutes=5)
+# How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
+SWEPT = timedelta(minutes=20)
 # How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
 REST = 3
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
@@ -905,13 +905,15 @@ class Refresher:
         covered, last, step = self.stream.covered.get(view.name), self.seen.get(view.name), duration(shortcut.step)
         if last == at or (covered is None and not shortcut.coarse):
             return None
-        # Once a pane is enough: its first batch brings the mark before it to its end. Only a stream that falls silent
-        # in the middle of a pane is waited for, two steps long.
-        if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
+        # Once a pane is enough: its first batch brings the mark before it to its end. The mark that is being filled is
+        # written only for a stream that falls silent in the middle of a pane, two steps later, and then once more.
+        silent = last is not None and floor(last, step) == floor(at, step)
+        if silent and not self.due[view.name]():
             return None
         # The first time it goes on where the full way ended, which took its time.
         back = floor(at, step) - duration(shortcut.live.back)
-        return max(floor(last, step) + step if last else covered or back, back), floor(at, step) + 2 * step
+        since = max(floor(last, step) + step if last else covered or back, back)
+        return since, floor(at, step) + (2 if silent or not last else 1) * step
 
     def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
@@ -920,26 +922,21 @@ class Refresher:
         return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
-        """Compute each mark again, once, when it is `back` old: late events have come by then. Five minutes at a time.
+        """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
-        What is far behind, after a stream was away or has caught up, is computed by the full way, some hours at a time.
+        Twenty minutes at a time; what is far behind, after a stream was away or has caught up, some hours at a time.
         """
         step = duration(shortcut.step)
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
-        far = end - since > duration(view.lookback) / 2
-        until = min(end, since + FAR) if far else since + SWEPT
-        began = time.monotonic()
-        if since < until <= end:
-            way = self.rows(view, view.function, view.reads, since, until) if far else self.short(view, shortcut, since, until)
-            self.swap(view, way, since, until, None)
-            log.info("swept", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
-            since = until
-        self.swept[view.name] = since
         if end - since >= SWEPT:
-            self.due[view.name].rest(time.monotonic() - began)
-        else:
-            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+            began, until = time.monotonic(), min(end, since + FAR)
+            self.swap(view, self.rows(view, view.function, view.reads, since, until), since, until, None)
+            took, since = time.monotonic() - began, until
+            self.due[view.name].rest(took)
+            log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
+        self.swept[view.name] = since
+        self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
         """Where the sweep goes on after a start: behind what it has written, if that was within a day; else at the hour."""
