@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,12 @@ def fresh(home: Path) -> Settings:
         brokers=f"127.0.0.1:{free_port()}",
         controller_port=free_port(),
     )
+
+
+@pytest.fixture(scope="session")
+def fresh_settings() -> Callable[[Path], Settings]:
+    """Settings of a home that nothing else uses, for a test that keeps one longer than itself."""
+    return fresh
 
 
 @pytest.fixture(autouse=True)

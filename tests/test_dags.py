@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import fresh
 
 from tidemark import airflow
 from tidemark.settings import Settings
@@ -43,8 +42,8 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    yield fresh(tmp_path_factory.mktemp("parsed"))
+def settings(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return fresh_settings(tmp_path_factory.mktemp("parsed"))
 
 
 @pytest.fixture(scope="module")

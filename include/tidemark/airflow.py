@@ -22,8 +22,9 @@ from tidemark.settings import Settings
 ROOT = Path(__file__).parents[2]
 """The checkout: `dags`, `plugins` and `spark_apps` lie beside `include`."""
 
-COMPONENTS = {"airflow-dags": "dag-processor", "airflow-scheduler": "scheduler", "airflow-triggerer": "triggerer"}
-COMPONENTS |= {"airflow-api": "api-server"}
+COMPONENTS = {"airflow-api": "api-server", "airflow-dags": "dag-processor"}
+COMPONENTS |= {"airflow-triggerer": "triggerer", "airflow-scheduler": "scheduler"}
+"""In the order of their start: a task that begins before the API server answers fails."""
 WITHOUT_LOG_SERVERS = ("scheduler", "triggerer")
 """Their logs are read from this machine's disk; a server of each would listen beyond loopback."""
 
@@ -108,6 +109,8 @@ def environment(settings: Settings) -> dict[str, str]:
         # A task outlives an API server that is away for two minutes, and a trigger that fires at once is not lost.
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
         "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "120",
+        "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "30",
+        "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "5",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
@@ -156,13 +159,17 @@ def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, pa
     if any(not local.running(settings, name) for name in COMPONENTS):
         prepare(settings, say)
     began = datetime.now(UTC)
-    for name, component in COMPONENTS.items():
+    for name in COMPONENTS:
         if not local.running(settings, name):
             local.stop(settings, name, patience=5)  # what a killed one has left would keep its ports
+    for name, component in COMPONENTS.items():
+        if not local.running(settings, name):
             argv = [sys.executable, "-m", "airflow", component]
             argv += ["--skip-serve-logs"] if component in WITHOUT_LOG_SERVERS else []
             local.start(settings, name, argv, environment(settings))
-    wait(settings, began, patience)
+        if name == "airflow-api":
+            wait(settings, lambda: health(settings) == {}, patience)
+    wait(settings, lambda: bool(unwell(settings, began)), patience)
 
 
 def prepare(settings: Settings, say: Callable[[str], None]) -> None:
@@ -177,15 +184,17 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> None:
         (home(settings) / "pools.set").touch()
 
 
-def wait(settings: Settings, since: datetime, patience: float) -> None:
-    """Until each component says that it is healthy. Raises `AirflowFailed` for one that ends or stays silent."""
+def wait(settings: Settings, sick: Callable[[], bool], patience: float) -> None:
+    """Until nothing is sick any more. Raises `AirflowFailed` for a component that ends, or when it takes too long."""
     deadline = time.monotonic() + patience
-    while sick := unwell(settings, since):
+    while sick():
         for name in COMPONENTS:
-            if not local.running(settings, name):
+            if local.recorded(settings, name) and not local.running(settings, name):
                 raise AirflowFailed(f"{name} ended; it says why in {settings.state / 'logs' / f'{name}.log'}")
         if time.monotonic() > deadline:
-            raise AirflowFailed(f"not healthy after {patience:g} s: {', '.join(sick)}; see {settings.state / 'logs'}")
+            raise AirflowFailed(
+                f"Airflow is not healthy after {patience:g} s; its components say why in {settings.state / 'logs'}"
+            )
         time.sleep(0.25)
 
 

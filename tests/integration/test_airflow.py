@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import fresh
 
 from tidemark import airflow, kafka, lake, local, query
 from tidemark.pipelines import CATALOG
@@ -117,12 +116,12 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(jars: Path, fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("charge")
     for part in ("include", "dags", "plugins", "spark_apps"):
         shutil.copytree(airflow.ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    own = fresh(folder / "home").model_dump() | {"driver_memory": "1g", "nightly_after": "1 second"}
-    own["airflow_port"] = int(fresh(folder).brokers.rpartition(":")[2])
+    own = fresh_settings(folder / "home").model_dump() | {"driver_memory": "1g", "nightly_after": "1 second"}
+    own["airflow_port"] = int(fresh_settings(folder).brokers.rpartition(":")[2])
     there = House(Settings(_env_file=None, **own), folder)
     local.start_broker(there.settings)
     kafka.apply(there.settings, CATALOG.topics.values())
