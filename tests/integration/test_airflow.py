@@ -23,6 +23,8 @@ from tidemark import airflow, kafka, lake, local, query
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
+pytestmark = pytest.mark.long
+
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 DAYS = [TODAY - timedelta(days=n) for n in (4, 3, 2)]
@@ -268,7 +270,6 @@ def answer(house: House, run: str, option: str) -> None:
     house.http.patch(path, json={"chosen_options": [option], "params_input": {}}).raise_for_status()
 
 
-@pytest.mark.long
 def test_a_mistake_is_mended_and_taken_back_all_through_airflow(house: House) -> None:
     """As shipped, visitors are told apart by their first four letters; mended, replayed, approved, taken back."""
     uv = "SELECT uv FROM site_daily_traffic WHERE day = '{}'"
