@@ -130,6 +130,8 @@ class Stream:
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
+        # Views with marks that the short way never wrote: older than `back` when the stream came to them.
+        self.skipped: set[str] = set()
 
     # ---- start
 
@@ -912,7 +914,10 @@ class Refresher:
             return None
         # The first time it goes on where the full way ended, which took its time.
         back = floor(at, step) - duration(shortcut.live.back)
-        since = max(floor(last, step) + step if last else covered or back, back)
+        since = floor(last, step) + step if last else covered or EARLIEST
+        if since < back:
+            self.stream.skipped.add(view.name)
+        since = max(since, back)
         return since, floor(at, step) + (2 if silent or not last else 1) * step
 
     def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
@@ -924,17 +929,20 @@ class Refresher:
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
-        Twenty minutes at a time; what is far behind, after a stream was away or has caught up, some hours at a time.
+        Twenty minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
+        and then some hours at a time.
         """
         step = duration(shortcut.step)
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
-        if end - since >= SWEPT:
+        if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
             self.swap(view, self.rows(view, view.function, view.reads, since, until), since, until, None)
             took, since = time.monotonic() - began, until
             self.due[view.name].rest(took)
             log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
+        if since >= end:
+            self.stream.skipped.discard(view.name)
         self.swept[view.name] = since
         self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
 
@@ -953,6 +961,7 @@ class Refresher:
         for view in self.views:
             # A batch of late events alone moves no time, and corrects rows all the same.
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
+            same &= view.name not in self.stream.skipped
             looking, reopened = datetime.now(UTC), self.reopened(view)
             if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
                 continue
