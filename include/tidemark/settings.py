@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -74,6 +74,10 @@ class Settings(BaseSettings):
     """A settling or a replay waits between two chunks while a stream is behind by more than this."""
     chunk_records: int = 5_000_000
     """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
+    metrics_port: int = Field(default=19100, ge=0, le=65535)
+    """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
+    metrics_host: str = "127.0.0.1"
+    """The address that the metrics are served at; in a container, where loopback is the container's own, 0.0.0.0."""
     query_rows: int = 10_000
     """The most rows that `tidemark query` returns."""
     query_seconds: int = 60
