@@ -36,6 +36,7 @@ def fresh(home: Path) -> Settings:
         jars_dir=JARS,
         brokers=f"127.0.0.1:{free_port()}",
         controller_port=free_port(),
+        metrics_port=0,
     )
 
 
@@ -65,6 +66,12 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     own = fresh(tmp_path / "home")
     yield own
     local.stop_all(own, patience=10)
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nothing listens on."""
+    return free_port()
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 import structlog
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -68,6 +69,9 @@ UNSETTLED = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
 }
 
 
@@ -465,16 +469,18 @@ def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     return {name: topic_id(found[name]) for name in names}
 
 
-def offsets(settings: Settings, topics: Iterable[str], at: Literal["earliest", "latest"] | datetime) -> dict[str, dict[int, int]]:
+def offsets(
+    settings: Settings, topics: Iterable[str], at: Literal["earliest", "latest"] | datetime, seconds: float = ANSWER
+) -> dict[str, dict[int, int]]:
     """By topic and partition: the first offset held, the next one to come, or the first whose timestamp is `at` or later.
 
     For an instant after the last record, the next offset to come. Committed records only, as everything here reads.
-    `at` has a time zone. Raises `TopicMissing`, `BrokerAway`.
+    `at` has a time zone. Raises `TopicMissing`, `BrokerAway` (where none answers within `seconds`).
     """
     names = list(topics)
     if not names:
         return {}
-    admin = connected(settings)
+    admin = connected(settings, seconds)
     found = descriptions(settings, admin, names)
     refuse_missing(names, found)
     places = [TopicPartition(name, p.id) for name in names for p in found[name].partitions]
@@ -487,6 +493,25 @@ def offsets(settings: Settings, topics: Iterable[str], at: Literal["earliest", "
     for (name, partition), offset in edge.items():
         result[name][partition] = offset
     return result
+
+
+def unsettled(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() in UNSETTLED
+
+
+@retry(retry=retry_if_exception(unsettled), stop=stop_after_delay(5), wait=wait_fixed(0.2), reraise=True)
+def commit_group(settings: Settings, group: str, upto: Mapping[tuple[str, int], int], seconds: float = ANSWER) -> None:
+    """Commit the next offset to read of each topic and partition, for a consumer group that has no members.
+
+    For the tools that show a group's lag; nothing here reads it back. Raises `BrokerAway`, or Kafka's own error.
+    """
+    places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in upto.items()]
+    admin = connected(settings, seconds)  # kept: a client that nobody holds never answers
+    futures = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)], request_timeout=seconds)
+    for found in answers(settings, futures).values():
+        for place in found.topic_partitions:
+            if place.error:
+                raise KafkaException(place.error)
 
 
 def refused(topic: Topic, known: Held | None, replication: int, brokers: int) -> Iterator[str]:
@@ -582,10 +607,6 @@ def refuse_missing(names: Iterable[str], found: Mapping[str, Any]) -> None:
     missing = [name for name in names if name not in found]
     if missing:
         raise TopicMissing(f"Kafka has no topic {', '.join(missing)}; create it with `tidemark topics apply`")
-
-
-def unsettled(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in UNSETTLED
 
 
 @retry(retry=retry_if_exception(unsettled), stop=stop_after_delay(ANSWER), wait=wait_fixed(0.1), reraise=True)

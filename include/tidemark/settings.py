@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -88,6 +88,10 @@ class Settings(BaseSettings):
     """How long after a day's end, and after what its views look ahead, late records of it are waited for."""
     nightly_patience: str = "6 hours"
     """How long a night waits for the stream to have read its day before it fails."""
+    metrics_port: int = Field(default=19100, ge=0, le=65535)
+    """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
+    metrics_host: str = "127.0.0.1"
+    """The address that the metrics are served at; in a container, where loopback is the container's own, 0.0.0.0."""
     query_rows: int = 10_000
     """The most rows that `tidemark query` returns."""
     query_seconds: int = 60

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemark import fold, kafka, lake, local, session
+from tidemark import fold, kafka, lake, local, metrics, session
 from tidemark.local import Lease
 from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
@@ -86,7 +86,9 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
             wait_until_wanted(settings, stream)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
-            Stream(settings, catalog, stream, state).run(recover, accept_loss)
+            running = Stream(settings, catalog, stream, state)
+            with running.metrics.served():
+                running.run(recover, accept_loss)
         except BaseException as error:
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
@@ -125,6 +127,10 @@ class Stream:
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
+        self.metrics = metrics.Metrics(settings, name, catalog.streams)
+        self.metrics.of(metrics.BROKER_AWAY).set_function(lambda: float(self.away))
+        # The next offset of each topic and partition that the ledger does not have.
+        self.upto: dict[tuple[str, int], int] = {}
         # The earliest time that each batch brought to each table, of the last batches: what a refresh must reach back to.
         self.lows: dict[str, deque[tuple[int, datetime]]] = {}
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
@@ -149,14 +155,17 @@ class Stream:
         lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
         self.generation = self.open_generation(recover, accept_loss)
         self.remember_time()
+        self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.roll_what_lacks()
-        background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions)]
+        background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions, self.tellings)]
         try:
             while not self.stopping.is_set():
                 self.follow(self.start_query())
         finally:
             self.stopping.set()
             self.end(background)
+            if not self.away:
+                self.metrics.tell(self.upto, seconds=1)
             self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
 
@@ -257,6 +266,7 @@ class Stream:
 
     def aside(self, declared: Declared, error: Exception) -> None:
         self.set_aside[declared.name] = " ".join(str(error).split())[:500]
+        self.metrics.of(metrics.SET_ASIDE, declared.name).set(1)
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
@@ -430,8 +440,10 @@ class Stream:
         return done
 
     def remember_time(self) -> None:
-        times = [r["stream_time"] for r in lake.newest_batch(self.settings, self.name) if r["stream_time"]]
-        self.stream_time = max(times, default=None)
+        rows = lake.newest_batch(self.settings, self.name)
+        self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
+        if rows:
+            self.metrics.committed(rows[0]["finished_at"])
 
     # ---- what a rollup lacks
 
@@ -602,7 +614,7 @@ class Stream:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
 
     def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch, small: bool) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Write a batch's log files and count them: `{topic, partition, records, rejects, stream_time}` by partition."""
+        """Write a batch's log files and count them, as `by_partition` says."""
         from pyspark.sql import functions as F
 
         table = self.tables[topic.name]
@@ -610,10 +622,10 @@ class Stream:
             whole = rows.toArrow()
             return lake.write_arrow(table, batch.folder, whole.drop_columns(["event_time"])), counted(topic.name, whole)
         files = lake.write_spark(table, batch.folder, rows.drop("event_time"))
-        found = rows.groupBy("kafka.partition").agg(
-            F.count("*").alias("records"), F.count("reject").alias("rejects"), F.max("event_time").alias("stream_time")
+        found = rows.groupBy("kafka.partition", "reject").agg(
+            F.count("*").alias("records"), F.max("event_time").alias("stream_time")
         )
-        return files, [{"topic": topic.name, **r} for r in found.toArrow().to_pylist()]
+        return files, by_partition(topic.name, found.toArrow().to_pylist())
 
     def write_rollup(self, rollup: Rollup, events: Mapping[str, DataFrame], batch: lake.Batch, small: bool) -> list[Any]:
         frames = {p: events[t.name] if t.name in events else fold.empty(self.spark, t) for p, t in rollup.reads.items()}
@@ -626,7 +638,7 @@ class Stream:
         """One row for each partition of the batch, with the offsets that hold no record and why. Raises `SpeedError` for a
         topic that may have no such gaps."""
         counts = {str(c["partition"]): c for c in counted}
-        nothing = {"topic": topic.name, "records": 0, "rejects": 0, "stream_time": None}
+        nothing = {"topic": topic.name, "records": 0, "rejects": 0, "stream_time": None, "reasons": {}}
         found = []
         for partition, (start, until) in offsets.items():
             row = {**nothing, "partition": int(partition), **counts.get(partition, {})}
@@ -678,9 +690,8 @@ class Stream:
         before = self.progress.get("finished_at")
         span = (finished - datetime.fromisoformat(before)).total_seconds() if before else seconds
         ends = kafka.offsets(self.settings, list(self.mine.topics), "latest")
-        until = {t: {int(p): s[1] for p, s in parts.items()} for t, parts in batch.offsets.items()}
-        self.ends = {**getattr(self, "ends", {}), **{(t, p): u for t, parts in until.items() for p, u in parts.items()}}
-        lag = sum(max(0, end - self.ends.get((t, p), end)) for t, parts in ends.items() for p, end in parts.items())
+        self.upto = self.upto | {(t, int(p)): u for t, parts in batch.offsets.items() for p, (_, u) in parts.items()}
+        lag = {(t, p): max(0, end - self.upto.get((t, p), 0)) for t, parts in ends.items() for p, end in parts.items()}
         self.progress = {
             "stream": self.name,
             "generation": self.generation.number,
@@ -689,7 +700,7 @@ class Stream:
             "rejects": sum(c["rejects"] for c in counts),
             "records_per_second": round(records / max(span, 0.001), 1),
             "seconds": round(seconds, 3),
-            "lag": lag,
+            "lag": sum(lag.values()),
             "stream_time": self.stream_time.isoformat() if self.stream_time else None,
             "started_at": started.isoformat(),
             "finished_at": finished.isoformat(),
@@ -698,6 +709,7 @@ class Stream:
             "set_aside": self.set_aside,
         }
         lake.whole_or_nothing(self.state / "progress.json", json.dumps(self.progress))
+        self.metrics.batch(self.progress, counts, lag)
         log.info("batch", **{k: self.progress[k] for k in ("seq", "records", "rejects", "seconds", "lag")})
 
     # ---- beside the batches
@@ -728,6 +740,18 @@ class Stream:
 
         return work
 
+    def tellings(self) -> Callable[[], None]:
+        due, look = Due("1 second"), Due("5 seconds")
+
+        def work() -> None:
+            if self.away or not due():
+                return
+            self.metrics.tell(self.upto)
+            if self.metrics.port and look():
+                self.metrics.look(list(self.mine.topics), self.upto)
+
+        return work
+
 
 def merging(declared: Declared) -> Callable[[DataFrame], DataFrame] | None:
     """How a table's rows merge when its files do: a rollup's by its law, a log's not at all."""
@@ -743,7 +767,7 @@ def timed(timings: dict[str, float], name: str, work: Callable[..., Any], *args:
 
 
 def counted(topic: str, rows: pa.Table) -> list[dict[str, Any]]:
-    """Records, rejects and the latest event time of a batch's rows, by partition."""
+    """What a batch's rows come to, as `by_partition` says."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -751,20 +775,29 @@ def counted(topic: str, rows: pa.Table) -> list[dict[str, Any]]:
         {
             "partition": pc.struct_field(rows["kafka"].combine_chunks(), "partition"),
             "reject": rows["reject"].combine_chunks(),
-            "event_time": rows["event_time"].combine_chunks(),
+            "stream_time": rows["event_time"].combine_chunks(),
         }
     )
-    found = flat.group_by("partition").aggregate([([], "count_all"), ("reject", "count"), ("event_time", "max")]).to_pylist()
-    return [
-        {
-            "topic": topic,
-            "partition": r["partition"],
-            "records": r["count_all"],
-            "rejects": r["reject_count"],
-            "stream_time": r["event_time_max"],
-        }
-        for r in found
-    ]
+    found = flat.group_by(["partition", "reject"]).aggregate([([], "count_all"), ("stream_time", "max")])
+    return by_partition(topic, found.rename_columns({"count_all": "records", "stream_time_max": "stream_time"}).to_pylist())
+
+
+def by_partition(topic: str, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """`{topic, partition, records, rejects, reasons, stream_time}` by partition, from groups of one partition and reason.
+
+    `reasons` counts the rejects by why, without the column: `wanted BIGINT, found STRING`.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for group in groups:
+        empty = {"topic": topic, "partition": group["partition"], "records": 0, "rejects": 0, "reasons": {}, "stream_time": None}
+        one = found.setdefault(group["partition"], empty)
+        one["records"] += group["records"]
+        one["stream_time"] = max((t for t in (one["stream_time"], group["stream_time"]) if t), default=None)
+        if group["reject"] is not None:
+            reason = group["reject"].rpartition(": ")[2]
+            one["rejects"] += group["records"]
+            one["reasons"][reason] = one["reasons"].get(reason, 0) + group["records"]
+    return list(found.values())
 
 
 def of_storage(error: BaseException) -> bool:

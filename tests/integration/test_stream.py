@@ -3,13 +3,19 @@
 import json
 import shutil
 import signal
+import socket
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
+import psutil
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -112,6 +118,13 @@ class Sensors:
         catalog = declared(self.topic, mended=True)
         return query.query(self.settings, catalog, sql.replace("LOG", self.topic), rows=100_000).rows
 
+    def group(self) -> dict[int, int]:
+        """The offsets that the consumer group of the stream has committed, by partition."""
+        places = [TopicPartition(self.topic, p) for p in (0, 1)]
+        admin = AdminClient({"bootstrap.servers": self.settings.brokers})
+        [answer] = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("tidemark-main", places)]).values()
+        return {place.partition: place.offset for place in answer.result().topic_partitions}
+
     def refused(self, sentence: str) -> None:
         """A start that is refused, with a sentence that says how to go on."""
         with pytest.raises(speed.SpeedError, match=sentence):
@@ -166,12 +179,24 @@ def values(table: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
 
+def shown(port: int) -> dict[str, dict[tuple[str, ...], float]]:
+    """What the stream's page shows: by metric, its values by their labels."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for sample in (s for family in text_string_to_metric_families(text) for s in family.samples):
+        assert sample.labels.pop("stream") == "main"
+        found.setdefault(sample.name, {})[tuple(v for _, v in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
 # The tests below follow one home through its days, in this order.
 
 
-def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_are_set_aside(sensors: Sensors, run) -> None:
+def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_are_set_aside(
+    sensors: Sensors, run, port: int
+) -> None:
     sensors.send(*(reading(n) for n in range(200)))
-    stream = run(sensors.settings, {"topic": sensors.topic})
+    stream = run(sensors.settings.model_copy(update={"metrics_port": port}), {"topic": sensors.topic})
     stream.until(sensors.read)
     sensors.send(*(value for value, _ in BAD))
     stream.until(sensors.read)
@@ -194,17 +219,39 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     assert tables["minutes"].appended("main") == newest
     assert (tables["shares"].appended("main") or 0) < newest and not tables["leasts"].exists
 
+    # What is told of it: the page agrees with the ledger and answers on loopback alone; so does the consumer group.
+    page, ledger = shown(port), lake.ledger_rows(sensors.settings, "main")
+    last = max(r["finished_at"] for r in ledger)
+    age = (datetime.now(UTC) - last).total_seconds()
+    assert age - 2 < page.pop("tidemark_commit_age_seconds")[()] < age + 1
+    assert page == {
+        "tidemark_records_total": {(sensors.topic,): sum(r["records"] for r in ledger)},
+        "tidemark_rejects_total": {(r, sensors.topic): n for r, n in Counter(r.rpartition(": ")[2] for _, r in BAD).items()},
+        "tidemark_lag_records": {("0", sensors.topic): 0, ("1", sensors.topic): 0},
+        "tidemark_stream_time_seconds": {(): max(r["stream_time"] for r in ledger).timestamp()},
+        "tidemark_batch_seconds": {(): local.status(sensors.settings)["progress"]["seconds"]},
+        "tidemark_records_per_second": {(): local.status(sensors.settings)["progress"]["records_per_second"]},
+        "tidemark_set_aside": {("leasts",): 1, ("shares",): 1},
+        "tidemark_broker_away": {(): 0},
+    }
+    listening = [c.laddr for c in psutil.Process(stream.popen.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
     with pytest.raises(local.LeaseHeld, match=f"process {stream.popen.pid} holds .*only one may run"):
         speed.run(sensors.settings, declared(sensors.topic))
     stream.drains()
+    assert sensors.group() == {p: max(r["until_offset"] for r in ledger if r["partition"] == p) for p in (0, 1)}
 
 
 def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_that_is_away_is_waited_for(
-    sensors: Sensors, run, spark: SparkSession, broker: Settings
+    sensors: Sensors, run, spark: SparkSession, broker: Settings, port: int
 ) -> None:
+    """The port of its metrics is taken all the while."""
     shutil.copytree(sensors.checkpoint.path, sensors.settings.home / "older")
     sensors.send(*(reading(n) for n in range(400, 450)))
-    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    with socket.create_server(("127.0.0.1", port)):
+        stream = run(sensors.settings.model_copy(update={"metrics_port": port}), {"topic": sensors.topic, "mended": True})
+        stream.until(lambda: "metrics are not served, the stream runs without" in stream.said)
     stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["set_aside"] == {})
     check_everything(sensors, spark)
 
