@@ -482,6 +482,8 @@ class Settling:
         self.judge(chosen)
         whole = self.run.kind == "replay"
         self.compare([d for d in chosen if d.name not in self.failed and (whole or isinstance(d, View))])
+        for frame in self.kept.values():
+            frame.unpersist()
 
     def fail(self, declared: Declared, error: Exception) -> None:
         self.failed[declared.name] = (
