@@ -84,7 +84,7 @@ def unread(day: str) -> str | None:
 async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
     """The deadline of `nightly` has passed: someone is told. Runs in the triggerer."""
     await asyncio.to_thread(
-        tell, "nightly late", "A night is late", f"run {(context or {}).get('dag_run', {}).get('run_id', '')}"
+        tell, "nightly_late", "A night is late", f"run {(context or {}).get('dag_run', {}).get('run_id', '')}"
     )
 
 
