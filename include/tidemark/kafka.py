@@ -736,13 +736,13 @@ def produce(
     )
     due = time.monotonic()
     with noted_interrupts() as pressed:
-        if not there:
-            connection.gone()
         for event in events:
             if connection.refused or pressed():
                 break
             delivery.sent += 1
             send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report, pressed)
+            if not there and delivery.sent == 1:
+                connection.gone()
             producer.poll(0)
             now = time.monotonic()
             tell(now)
