@@ -40,6 +40,8 @@ HOUR = timedelta(hours=1)
 DAYS, JUDGED, SHOWN, BATCHES, PAGES, REASONS = 28, 30, 60, 60, 20, 50
 """How many the page shows: days, judged runs, runs, batches of a stream, busiest pages, reasons of rejects."""
 REJECTED_WITHIN = timedelta(days=6)
+FILLED = timedelta(seconds=15)
+"""Marks of the next ten seconds are written and still filled; what is further off is not of this stream's time."""
 SILENT = {"running": timedelta(seconds=15), "waiting": timedelta(seconds=15), "starting": timedelta(minutes=2)}
 """After how long without a heartbeat a stream that should have one is called silent: while a JVM starts there is none."""
 TICK = 1_000_000_000
@@ -136,8 +138,10 @@ class Answers:
         return {"pages": rows[:PAGES], "of": len(rows)}
 
     def since(self, view: str) -> str:
-        """The last hour and a little more of a view of marks, as a condition that names the days that hold it; empty while
-        the view is."""
+        """The last hour of a view of marks, as a condition that names the days that hold it; empty while the view is.
+
+        It may begin a little too early. Marks that the stream still fills are left out.
+        """
         from tidemark import lake
 
         files = self.files(view)
@@ -145,10 +149,22 @@ class Answers:
         if last is None:
             return ""
         midnight = datetime.combine(last, datetime.min.time(), self.settings.tz).astimezone(UTC)
-        highs = [lake.comparable(f.high, midnight) for f in files if f.day == last and f.high is not None]
-        since = max(highs, default=midnight) - HOUR
-        day = since.astimezone(self.settings.tz).date()
-        return f"day >= DATE '{day}' AND mark >= TIMESTAMPTZ '{since.isoformat()}'"
+        newest = max((lake.comparable(f.high, midnight) for f in files if f.day == last and f.high is not None), default=None)
+        whole = self.stream_time(view)
+        filling = newest and whole and timedelta(0) < newest - whole < FILLED
+        first = (whole - FILLED if filling and whole else newest or midnight) - HOUR
+        day = first.astimezone(self.settings.tz).date()
+        since = f"day >= DATE '{day}' AND mark >= TIMESTAMPTZ '{first.replace(microsecond=0).isoformat()}'"
+        return since + (f" AND mark <= TIMESTAMPTZ '{whole.isoformat()}'" if filling and whole else "")
+
+    def stream_time(self, view: str) -> datetime | None:
+        """Up to when the streams of a view have read; None where one has not said."""
+        from tidemark import local
+        from tidemark.model import streams_of
+
+        said = [local.status(self.settings, name).get("progress") for name in streams_of(self.catalog.views[view])]
+        times = [one["stream_time"] if one else None for one in said]
+        return min(datetime.fromisoformat(at) for at in times) if all(times) else None
 
     def streams(self) -> dict[str, Any]:
         """Each stream: its state, what it said of its last batch, and its last batches from the ledger, oldest first."""

@@ -1,5 +1,6 @@
 """The page in Airflow: what its routes answer on a small lake, who gets in, and what cannot get out."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import page_lake
+import pyarrow as pa
 import pytest
 from page_lake import HOSTILE
 
@@ -227,21 +229,55 @@ def test_a_table_that_was_made_again_is_another_one(page, tmp_path):
     assert answers.hour()["marks"] == []
 
 
-def test_marks_older_than_an_hour_before_the_newest_are_left_out(opened, tmp_path):
+@pytest.mark.parametrize("statistics", [True, False])
+def test_marks_older_than_an_hour_before_the_newest_are_left_out(opened, tmp_path, statistics):
+    #   day    2026-11-18 ─────────────────────┬─ 2026-11-19
+    #   marks      22:50    23:29  23:30       │      00:20  00:30
+    #   shown                      [───────────┼─────────────────]
     settings = Settings(_env_file=None, home=tmp_path)
-    newest = datetime(2026, 11, 19, 0, 30, tzinfo=UTC)  # the hour before lies in two days
-    rows = [
-        {
-            "mark": newest - timedelta(minutes=m),
-            "pv": m + 1,
-            "uv": 1,
-            "settled": False,
-            "day": (newest - timedelta(minutes=m)).date(),
-        }
-        for m in (0, 10, 60, 61, 100)
-    ]
-    page_lake.write(settings, "views/site_last_hour", rows, "live/20261119T00-all-aa")
+    newest = datetime(2026, 11, 19, 0, 30, tzinfo=UTC)
+    marks = [(newest - timedelta(minutes=m), m + 1) for m in (0, 10, 60, 61, 100)]
+    rows = [{"mark": at, "pv": pv, "uv": 1, "settled": False, "day": at.date()} for at, pv in marks]
+    page_lake.write(settings, "views/site_last_hour", [], "live/none")
+    table = lake.Table(settings.lake_path, "views/site_last_hour", "mark")
+    adds = lake.write_arrow(table, "optimized", pa.Table.from_pylist(rows, page_lake.SCHEMAS["views/site_last_hour"]))
+    lake.swap(table, [], adds if statistics else [dataclasses.replace(one, stats="{}") for one in adds], {})
     assert [pv for _, pv, _ in answer(opened(settings), "hour")["marks"]] == [61, 11, 1]
+
+
+def test_pages_are_those_of_the_last_mark_that_is_whole(opened, tmp_path):
+    #   marks   12:00:05 ─── an hour ─── 13:00:05   13:00:10   13:00:15
+    #   stream time                             13:00:07
+    settings = Settings(_env_file=None, home=tmp_path)
+    whole = datetime(2026, 11, 19, 13, 0, 5, tzinfo=UTC)
+    marks = [
+        (whole - timedelta(hours=1), 80),
+        (whole, 100),
+        (whole + timedelta(seconds=5), 60),
+        (whole + timedelta(seconds=10), 9),
+    ]
+    rows = [{"page": "/", "mark": at, "pv": pv, "uv": 1, "settled": False, "day": at.date()} for at, pv in marks]
+    page_lake.write(settings, "views/last_hour", rows, "live/20261119T12-all-aa")
+    (settings.state / "main").mkdir(parents=True)
+    at = whole + timedelta(seconds=2)
+    (settings.state / "main" / "progress.json").write_text(json.dumps({"stream_time": at.isoformat()}))
+    assert answer(opened(settings), "pages") == {"pages": [{"page": "/", "pv": 100, "uv": 1, "before": 80}], "of": 1}
+
+
+@pytest.mark.parametrize(("ahead", "shown"), [(0, [0, 5, 10]), (3, [0, 5]), (10, [0]), (60, [0, 5, 10])])
+def test_a_mark_that_the_stream_still_fills_is_not_shown(opened, tmp_path, ahead, shown):
+    #   marks   0    5    10
+    #   stream time, so many seconds before the newest mark; a minute before it, it is of another lake
+    settings = Settings(_env_file=None, home=tmp_path)
+    first = datetime(2026, 11, 19, 12, tzinfo=UTC)
+    rows = [
+        {"mark": first + timedelta(seconds=s), "pv": s, "uv": s, "settled": False, "day": first.date()} for s in (-3600, 0, 5, 10)
+    ]
+    page_lake.write(settings, "views/site_last_hour", rows, "live/20261119T12-all-aa")
+    (settings.state / "main").mkdir(parents=True)
+    at = first + timedelta(seconds=10 - ahead)
+    (settings.state / "main" / "progress.json").write_text(json.dumps({"stream_time": at.isoformat()}))
+    assert [pv for _, pv, _ in answer(opened(settings), "hour")["marks"] if pv >= 0] == shown
 
 
 def test_a_stream_is_its_state_its_progress_and_its_last_batches(client):
