@@ -89,6 +89,23 @@ def beside(spark: SparkSession) -> SparkSession:
     return other
 
 
+def cluster(settings: Settings) -> dict[str, str]:
+    """What a master that is not local needs beside `SETTINGS`; nothing for a local one.
+
+    Executors get the jars from this process, and read and write the lake at the same path as it does.
+    """
+    if settings.master.startswith("local"):
+        return {}
+    return {
+        "spark.driver.host": settings.driver_host,
+        "spark.driver.bindAddress": settings.driver_host,
+        "spark.executor.memory": settings.driver_memory,
+        # A standalone master gives the first application every core, and the second waits until it ends.
+        "spark.cores.max": str(settings.cluster_cores),
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
+    }
+
+
 def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -> SparkSession:
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
@@ -119,6 +136,6 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.tidemark.zone", settings.zone)
     )
-    for name, value in (SETTINGS | (extra or {})).items():
+    for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
