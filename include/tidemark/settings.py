@@ -79,6 +79,8 @@ class Settings(BaseSettings):
     """A settling or a replay waits between two chunks while a stream is behind by more than this."""
     chunk_records: int = 5_000_000
     """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
+    stream_backend: Literal["process", "service"] = "process"
+    """Who starts a stream: `process`, Airflow or `tidemark up` here; `service`, a container that restarts it by itself."""
     metrics_port: int = Field(default=19100, ge=0, le=65535)
     """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
     metrics_host: str = "127.0.0.1"
