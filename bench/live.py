@@ -20,9 +20,10 @@ import structlog
 from bench.measure import Figure, Tree
 from bench.world import World, until
 from tidemark import lake, local, query
-from tidemark.model import View
+from tidemark.model import View, duration
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS, last_hour, page_panes, site_last_hour
+from tidemark.speed import SWEPT
 
 log = structlog.get_logger()
 
@@ -30,24 +31,42 @@ VIEWS = (last_hour, site_last_hour)
 
 
 def measure(world: World, rate: float, seconds: float, history: float, warmup: float) -> list[Figure]:
-    """Traffic at `rate` for `warmup + seconds`, after `history` seconds of it; yesterday is settled beside, as in the demo."""
+    """Traffic at `rate`, measured for `seconds`, behind `history` seconds of it; yesterday is settled beside, as in the demo.
+
+    The traffic goes on while the stream catches up, and measuring begins when it has: its views too.
+    """
     day = world.yesterday(100_000)
     world.past(rate, history)
+    producer = world.traffic(rate, 24 * 3600)
     tree, began = world.stream(), time.monotonic()
-    world.wait_read()
+    until(lambda: world.unread() < 10 * rate, 1800)
     log.info("history read", events=int(rate * history), seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
-    producer = world.traffic(rate, warmup + seconds)
+    until(lambda: all(behind(world, view) < 0 for view in VIEWS), 1800)
+    log.info("views caught up", seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
     time.sleep(warmup)
     start, before = time.time(), tree.cpu()
     settle = [sys.executable, "-m", "tidemark", "settle", "--day", str(day), "--reason", "bench"]
     settling = local.start(world.settings, "settle", settle, world.environment())
     time.sleep(seconds)
     end, spent = time.time(), tree.cpu() - before
-    until(lambda: not producer.alive() and not settling.alive(), 900)
+    world.stop(producer.name)
+    until(lambda: not settling.alive(), 900)
     world.wait_read()
     with suppress(TimeoutError):  # then they are missing, and the figures say so
         until(lambda: all(newest_mark(world, view) > end for view in VIEWS), 120)
     return [*readable(world, start, end), *cost(world, tree, start, end, spent)]
+
+
+def behind(world: World, view: View) -> float:
+    """Seconds by which a view's marks, the newest or those that are computed once more, are later than they always are."""
+    files = lake.table(world.settings, view).files()
+    highs = [
+        (f.span is not None and f.span["mark"] == "all", lake.comparable(f.high, datetime.now(UTC))) for f in files if f.high
+    ]
+    once_more = max((high.timestamp() for again, high in highs if again), default=0.0)
+    assert view.refresh is not None
+    late = duration(view.refresh.back).total_seconds() + SWEPT.total_seconds()
+    return time.time() - min(newest_mark(world, view) + 30, once_more + late + 60)
 
 
 def newest_mark(world: World, view: View) -> float:

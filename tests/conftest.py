@@ -1,16 +1,18 @@
 """What tests stand on: settings in a fresh folder, one real broker for the whole run, one Spark for a module."""
 
+import logging
 import os
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 
-from tidemark import local
+from tidemark import airflow, local
 from tidemark.settings import Settings
 
 JARS = Path(__file__).parent.parent / ".tidemark" / "jars"
@@ -38,6 +40,12 @@ def fresh(home: Path) -> Settings:
         controller_port=free_port(),
         metrics_port=0,
     )
+
+
+@pytest.fixture(scope="session")
+def fresh_settings() -> Callable[[Path], Settings]:
+    """Settings of a home that nothing else uses, for a test that keeps one longer than itself."""
+    return fresh
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +83,22 @@ def broker(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Set
     local.start_broker(shared)
     yield shared
     local.stop_broker(shared)
+
+
+@pytest.fixture(scope="module")
+def in_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Airflow may be imported into this process, with a home of its own. The logging that it sets up goes with the module."""
+    root, shown = logging.root, warnings.showwarning
+    level, handlers = root.level, root.handlers[:]
+    said = airflow.environment(Settings(_env_file=None, home=tmp_path_factory.mktemp("airflow")))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in said.items():
+            if name.startswith("AIRFLOW_"):
+                patch.setenv(name, value)
+        yield
+    warnings.showwarning = shown
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture

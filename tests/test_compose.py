@@ -27,7 +27,7 @@ import yaml
 from cryptography.fernet import Fernet
 
 from tidemark import __main__ as cli
-from tidemark import local, metrics, session, speed
+from tidemark import airflow, local, metrics, session, speed
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -219,6 +219,31 @@ def test_airflow_s_services_are_told_the_same(services: dict[str, dict[str, Any]
     names = ("api-server", "scheduler", "dag-processor", "triggerer")
     assert all(services[name]["environment"] == services["scheduler"]["environment"] for name in names)
     assert services["scheduler"]["environment"].items() <= services["init"]["environment"].items()
+
+
+PLACES = (
+    "DAGS_FOLDER PLUGINS_FOLDER EXECUTION_API_SERVER_URL SIMPLE_AUTH_MANAGER_PASSWORDS_FILE SQL_ALCHEMY_CONN HOST PORT BASE_URL"
+)
+KEYS = "FERNET_KEY SECRET_KEY JWT_SECRET"
+
+
+def test_airflow_is_told_what_it_is_told_on_one_machine(services: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    def told(said: dict[str, str]) -> dict[str, str]:
+        return {
+            n: v for n, v in said.items() if n.startswith("AIRFLOW__") and n.split("__")[2] not in (PLACES + " " + KEYS).split()
+        }
+
+    on_one = told(airflow.environment(Settings(_env_file=None, home=tmp_path)))
+    on_one.pop("AIRFLOW__USAGE_DATA_COLLECTION__ENABLED", None)  # no option of this Airflow
+    here = told(environment(services["scheduler"]))
+    assert here.pop("AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK") == "True"  # asked by the container's health check
+    assert here == on_one
+
+
+def test_pools_are_those_of_one_machine(services: dict[str, dict[str, Any]]) -> None:
+    lines = [line[3:] for line in command_lines(services["init"]) if line[:3] == ["airflow", "pools", "set"]]
+    assert {words[1]: (int(words[2]), words[3]) for words in lines} == airflow.POOLS
+    assert {words[0] for words in lines} == {"--include-deferred"}
 
 
 def test_airflow_runs_spark_where_it_is_told(services: dict[str, dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -186,6 +187,19 @@ def test_process_deaf_to_sigterm_is_killed_with_its_children(settings: Settings)
     assert local.stop(settings, "stubborn", patience=0.2) is True
     assert not process.alive()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_killed_leader_left_in_its_session_is_ended_by_a_stop(settings: Settings) -> None:
+    script = (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+    )
+    process = local.start(settings, "leader", [sys.executable, "-c", script])
+    until(lambda: len(local.orphans(process)) == 2)
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not process.alive())
+    [left] = [one for one in local.orphans(process) if one.pid != process.pid]
+    assert local.stop(settings, "leader") is False
+    until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_recycled_pid_is_neither_running_nor_killed(settings: Settings) -> None:

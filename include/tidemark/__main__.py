@@ -283,16 +283,33 @@ class Steps:
 
 
 @app.command()
-def up(json_: AsJson = False) -> None:
+def up(
+    airflow: Annotated[bool, typer.Option("--airflow", help="Airflow too: it watches the streams and runs the nights.")] = False,
+    json_: AsJson = False,
+) -> None:
     """Start what runs on this machine: jars, broker, topics, and a stream for each that the pipelines name.
 
     What is there already is left as it is, so running it twice changes nothing. A broker that is not on loopback,
     or that asks for TLS or a user, is used, never started. `tidemark down` ends it all.
     """
-    config = settings()
-    bring_up(config, Steps())
+    config, steps = settings(), Steps()
+    bring_up(config, steps)
+    if airflow:
+        with steps.step("airflow") as say:
+            for line in airflow_up(config):
+                say(line)
     if json_:
         show(whole_status(config))
+
+
+def airflow_up(config: Settings) -> Iterator[str]:
+    """Start Airflow; then where it is, and its passwords where they were made just now."""
+    from tidemark import airflow
+
+    made, new = airflow.passwords(config)
+    airflow.bring_up(config)
+    who = f"user admin, password {made['admin']}; user viewer, password {made['viewer']}" if new else "users as before"
+    yield f"{airflow.url(config)} ({who}; kept in {airflow.home(config) / 'passwords.json'})"
 
 
 def bring_up(config: Settings, steps: Steps) -> None:
@@ -311,17 +328,10 @@ def bring_up(config: Settings, steps: Steps) -> None:
         say("; ".join(map(str, kafka.apply(config, catalog().topics.values()))) or "as declared")
     for stream in catalog().streams:
         with steps.step(f"stream {stream}") as say:
-            say("runs already" if local.beats(config, stream) else f"started, its log is {start_stream(config, stream)}")
-
-
-def start_stream(config: Settings, stream: str) -> Path:
-    from tidemark import local
-
-    (config.state / stream / "heartbeat.json").unlink(missing_ok=True)
-    process = local.start(
-        config, f"speed-{stream}", [sys.executable, "-m", "tidemark", "speed", "--stream", stream], home(config)
-    )
-    return process.log
+            local.want(config, stream, "running", "tidemark up", "the command line")
+            say(
+                "runs already" if local.beats(config, stream) else f"started, its log is {local.start_stream(config, stream).log}"
+            )
 
 
 def home(config: Settings) -> dict[str, str]:
@@ -337,9 +347,13 @@ def down() -> None:
 
 
 def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
-    """End what was started here, sources first and the broker last. Returns whether every stream ended in time."""
-    from tidemark import local
+    """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
+    Returns whether every stream ended in time."""
+    from tidemark import airflow, local
 
+    if any(local.recorded(config, name) for name in airflow.COMPONENTS):
+        with steps.step("airflow") as say:
+            say("ended" if airflow.take_down(config) else "swept")
     streams = {f"speed-{stream}": stream for stream in catalog().streams}
     others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
     ended = True
@@ -870,6 +884,8 @@ def status(json_: AsJson = False) -> None:
 
     now = datetime.now(UTC)
     lines = [["home", found["home"]], ["lake", found["lake"]], ["broker", f"{found['brokers']} {found['broker']}"]]
+    if found["airflow"]:
+        lines.append(["airflow", f"{found['airflow']['url']} {found['airflow']['health']}"])
     lines += [["stream", stream_line(name, one, now).removeprefix("stream ")] for name, one in found["streams"].items()]
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
@@ -878,8 +894,10 @@ def status(json_: AsJson = False) -> None:
 
 
 def whole_status(config: Settings) -> dict[str, Any]:
-    from tidemark import kafka, lake, local
+    from tidemark import airflow, kafka, lake, local
 
+    started = any(local.recorded(config, name) for name in airflow.COMPONENTS)
+    sick = airflow.unwell(config, datetime.min.replace(tzinfo=UTC)) if started else []
     try:
         kafka.wait(config, 1.0)
         broker = "answers"
@@ -893,6 +911,9 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "lake": str(config.lake_path),
         "brokers": config.brokers,
         "broker": broker,
+        "airflow": {"url": airflow.url(config), "health": f"not healthy: {', '.join(sick)}" if sick else "healthy"}
+        if started
+        else None,
         "streams": {name: local.status(config, name) for name in catalog().streams},
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
@@ -1006,8 +1027,10 @@ def demo(
     rate: Annotated[float, typer.Option(min=0.1, help="Live events a second, of each topic that has a sample.")] = 100,
     count: Annotated[int, typer.Option(min=24, help="Events of yesterday.")] = 100_000,
     seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds of watching.")] = None,
+    airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="With Airflow in charge, or settled here.")] = True,
 ) -> None:
-    """Everything at once on this machine: yesterday loaded, settled and published, live traffic, and the screen.
+    """Everything at once on this machine: yesterday loaded, live traffic, the screen, and Airflow, which watches the stream
+    and settles and publishes yesterday.
 
     Ctrl-C ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new yesterday again.
     """
@@ -1021,7 +1044,7 @@ def demo(
         bring_up(config, steps)
         load(config, steps, yesterday, count)
         start_samples(config, steps, rate)
-        settling = Settling(config, yesterday)
+        settling = Charge(config, yesterday) if airflow else Settling(config, yesterday)
         settling.start()
         steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
         watching = True
@@ -1097,6 +1120,26 @@ def start_samples(config: Settings, steps: Steps, rate: float) -> None:
             command = [sys.executable, "-m", "tidemark", "produce", topic.name, "--sample", "--rate", f"{rate:g}"]
             local.start(config, f"sample-{topic.name}", command, home(config))
             say(f"{rate:g} events a second")
+
+
+class Charge(threading.Thread):
+    """Brings Airflow up beside the screen, and notes where it is and what has become of a day."""
+
+    def __init__(self, config: Settings, day: date) -> None:
+        super().__init__(name="airflow", daemon=True)
+        self.config, self.day, self.said = config, day, ["Airflow is starting"]
+
+    def notes(self) -> list[str]:
+        from tidemark import lake
+
+        mine = [r for r in lake.runs(self.config) if str(self.day) in r.days]
+        return [*self.said, *(f"{self.day}: run {r.id} is {r.state}" for r in mine[-1:])]
+
+    def run(self) -> None:
+        try:
+            self.said = [f"Airflow: {line}" for line in airflow_up(self.config)]
+        except Exception as error:
+            self.said = [f"Airflow did not start: {one_line(str(error))}"]
 
 
 class Settling(threading.Thread):

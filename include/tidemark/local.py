@@ -12,15 +12,16 @@ import shutil
 import signal as signals
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import structlog
@@ -242,12 +243,17 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
 
 def running(settings: Settings, name: str) -> Process | None:
     """The process of that name, if it runs."""
+    process = recorded(settings, name)
+    return process if process and process.alive() else None
+
+
+def recorded(settings: Settings, name: str) -> Process | None:
+    """The process that was started by that name last, whether it still runs or not."""
     try:
         found = json.loads((settings.state / "processes" / f"{name}.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
-    process = Process(found["name"], found["pid"], found["created"], tuple(found["argv"]), Path(found["log"]))
-    return process if process.alive() else None
+    return Process(found["name"], found["pid"], found["created"], tuple(found["argv"]), Path(found["log"]))
 
 
 def processes(settings: Settings) -> list[Process]:
@@ -261,23 +267,35 @@ def stop(settings: Settings, name: str, signal: int = signals.SIGTERM, patience:
 
     Returns whether there was one to end. A pid that now belongs to another process is left alone.
     """
-    process = running(settings, name)
+    process, known = running(settings, name), recorded(settings, name)
     record = settings.state / "processes" / f"{name}.json"
-    if process is None:
-        record.unlink(missing_ok=True)
-        return False
+    family = orphans(known) if known else []
     with suppress(psutil.NoSuchProcess):
-        leader = psutil.Process(process.pid)
-        family = [leader, *leader.children(recursive=True)]
-        leader.send_signal(signal)
-        _, left = psutil.wait_procs(family, timeout=patience)
-        for late in left:
+        if process:
+            leader = psutil.Process(process.pid)
+            family = [leader, *leader.children(recursive=True)]
+            leader.send_signal(signal)
+    _, left = psutil.wait_procs(family, timeout=patience if process else 0)
+    # What a leader has started and not ended, and what one that was killed has left, is of its session.
+    left += [one for one in (orphans(known) if known else []) if one not in left]
+    for late in left:
+        if process:
             log.warning("did not end in time; killed", process=name, pid=late.pid, patience=patience)
-            with suppress(psutil.NoSuchProcess):
-                late.kill()
-        psutil.wait_procs(left, timeout=10)
+        with suppress(psutil.NoSuchProcess):
+            late.kill()
+    psutil.wait_procs(left, timeout=10)
     record.unlink(missing_ok=True)
-    return True
+    return process is not None
+
+
+def orphans(process: Process) -> list[psutil.Process]:
+    """What runs in the session that a process led, itself included: `start` gives each one of its own."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(one.pid) == process.pid and one.create_time() >= process.created - 1:
+                found.append(one)
+    return found
 
 
 def stop_all(settings: Settings, patience: float = 60.0) -> list[str]:
@@ -457,6 +475,38 @@ def beats(settings: Settings, stream: str) -> bool:
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
         return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
     return False
+
+
+def want(
+    settings: Settings, stream: str, state: Literal["running", "stopped"], reason: str, by: str, again: bool = False
+) -> None:
+    """Write the state that a stream shall be in from now on; `again` has one that runs end and be started once more."""
+    folder = settings.state / stream
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {"state": state, "reason": reason, "by": by, "at": datetime.now(UTC).isoformat(), "again": again}
+    fresh = folder / "desired.json.new"
+    fresh.write_text(json.dumps(said))
+    fresh.replace(folder / "desired.json")
+
+
+def wanted(settings: Settings, stream: str) -> dict[str, Any]:
+    """What `want` wrote last: `state`, `reason`, `by`, `at` (ISO), `again`; running where nothing was said."""
+    file = settings.state / stream / "desired.json"
+    nothing = {"state": "running", "reason": "", "by": "", "at": "1970-01-01T00:00:00+00:00", "again": False}
+    return nothing | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def start_stream(settings: Settings, stream: str) -> Process:
+    """Start a stream as a process that outlives this one; the one that runs already is returned."""
+    if not beats(settings, stream):
+        (settings.state / stream / "heartbeat.json").unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "tidemark", "speed", "--stream", stream]
+    return start(
+        settings,
+        f"speed-{stream}",
+        argv,
+        {"TIDEMARK_HOME": str(settings.home.absolute()), "TIDEMARK_LAKE": str(settings.lake_path)},
+    )
 
 
 def behind(settings: Settings, stream: str) -> timedelta:

@@ -81,10 +81,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Gate:
-    """May a table be published? `reasons` are sentences, none when it passed."""
+    """May a table be published? `reasons` are sentences, none when it passed; `failed` the checks that were asked and failed."""
 
     passed: bool
     reasons: tuple[str, ...]
+    failed: tuple[str, ...] = ()
 
 
 # -------------------------------------------------------------------------------------------------------- what is asked
@@ -474,13 +475,14 @@ def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdi
     """
     mine = [v for v in verdicts if v.table == declared.name]
     critical = {c.name for c in expected if c.severity == "critical"}
-    reasons = []
+    reasons, failed = [], []
     for v in mine:
         if v.outcome == "failed" and (v.severity == "critical" or v.check in critical):
             rows = "" if v.unexpected is None else f" on {v.unexpected} {'row' if v.unexpected == 1 else 'rows'}"
             observed = f"; observed {v.observed}" if v.observed else ""
             sample = f"; for example {v.sample}" if v.sample else ""
             reasons.append(f'{v.table}: "{v.check}" failed{rows}{observed}{sample}')
+            failed.append(v.check)
         elif v.outcome not in ("passed", "failed"):
             why = json.loads(v.observed) if v.observed else "no reason is known"
             reasons.append(f'{v.table}: "{v.check}" could not be asked: {why}')
@@ -491,7 +493,7 @@ def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdi
         reasons.append(f"{declared.name}: {len(expected)} checks were expected and {ran} ran; missing: {which}")
     if not expected:
         reasons.append(f"{declared.name}: no check was expected; every table brings its own, so the gate was asked wrongly")
-    return Gate(passed=not reasons, reasons=tuple(reasons))
+    return Gate(passed=not reasons, reasons=tuple(reasons), failed=tuple(failed))
 
 
 def blocked(catalog: Catalog, failed: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,6 +106,22 @@ def cluster(settings: Settings) -> dict[str, str]:
     }
 
 
+def java(settings: Settings) -> dict[str, str]:
+    """What must be said before the JVM starts."""
+    # C1 only and the serial collector: on two cores a start is twice as fast and small batches cost less.
+    log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
+    options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
+    return {"spark.driver.memory": settings.driver_memory, "spark.driver.extraJavaOptions": options}
+
+
+def submitted(settings: Settings) -> dict[str, Any]:
+    """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it."""
+    conf = (
+        java(settings) | {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))} | cluster(settings)
+    )
+    return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
+
+
 def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -> SparkSession:
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
@@ -123,19 +139,14 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -
     if not log4j.exists() or log4j.read_text() != LOG4J:
         log4j.write_text(LOG4J)
     os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch))
-    # C1 only and the serial collector: on two cores a start is twice as fast and small batches cost less.
     # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
-    builder = (
-        SparkSession.builder.appName(app)
-        .master(settings.master)
-        .config("spark.jars", ",".join(map(str, jars)))
-        .config("spark.driver.memory", settings.driver_memory)
-        .config("spark.driver.extraJavaOptions", java)
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.tidemark.zone", settings.zone)
-    )
+    builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    builder = builder.config("spark.tidemark.zone", settings.zone)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
+        builder = builder.master(settings.master).config("spark.jars", ",".join(map(str, jars)))
+        for name, value in java(settings).items():
+            builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -81,6 +81,18 @@ class Settings(BaseSettings):
     """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
     stream_backend: Literal["process", "service"] = "process"
     """Who starts a stream: `process`, Airflow or `tidemark up` here; `service`, a container that restarts it by itself."""
+    watch_window: str = "1 hour"
+    """How long one run of the DAG `speed_layer` watches before the next takes over."""
+    stale_after: str = "60 seconds"
+    """A stream that lives and has not beaten for so long is killed and started again."""
+    airflow_port: int = 18080
+    """Airflow's page and API, on loopback."""
+    airflow_database: SecretStr | None = None
+    """SQLAlchemy's URL of Airflow's database, like postgresql+psycopg2://user:password@host/name; SQLite unless said."""
+    nightly_after: str = "10 minutes"
+    """How long after a day's end, and after what its views look ahead, late records of it are waited for."""
+    nightly_patience: str = "6 hours"
+    """How long a night waits for the stream to have read its day before it fails."""
     metrics_port: int = Field(default=19100, ge=0, le=65535)
     """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
     metrics_host: str = "127.0.0.1"
@@ -97,7 +109,9 @@ class Settings(BaseSettings):
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
 
-    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", mode="before")
+    @field_validator(
+        "kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", mode="before"
+    )
     @classmethod
     def empty_is_not_given(cls, value: object) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value

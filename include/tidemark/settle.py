@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import structlog
+from filelock import FileLock
 
 from tidemark import __version__, compare, fold, kafka, lake, local, quality, session
 from tidemark.local import Lease
@@ -29,6 +30,12 @@ log = structlog.get_logger()
 
 Progress = Callable[[str], None]
 Run = lake.Run
+
+
+KEPT = 64 * 1024 * 1024
+"""A staged table of at most so many bytes is read once, and not once for each check."""
+START, RECORDS_A_SECOND = 30.0, 10_000.0
+"""What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
 
 
 class SettleError(RuntimeError):
@@ -56,12 +63,14 @@ def settle(
     reason: str,
     progress: Progress = lambda _: None,
     only: Sequence[str] = (),
+    name: str | None = None,
 ) -> Run:
     """Compute days again from the log up to a pin, stage every rollup and view, judge and compare them; publish nothing.
 
     `days` are business days of the settings' zone, each over and completely read by the stream; they need not follow each
     other. `only` names rollups and views: they and what reads them are computed, not the rest. Returns the run's record
-    with the gate of each table. Raises `SettleError` for a day that is not over, not read, or when no stream has run.
+    with the gate of each table; `name` names the run. Raises `SettleError` for a day that is not over, not read, or when no
+    stream has run.
     A table whose function raises fails its gate and blocks what reads it; the others go on.
     """
     days = sorted(set(days))
@@ -69,7 +78,7 @@ def settle(
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
         refuse_unread(settings, catalog, days, pins)
-        run = new_run(settings, "settle", days, reason, pins, only=sorted(only))
+        run = new_run(settings, "settle", days, reason, pins, only=sorted(only), name=name)
         run.chunks = chunks_of(settings, catalog, days)
         lake.save(settings, run)
     return work(settings, catalog, run, progress)
@@ -292,23 +301,68 @@ def refuse_days(settings: Settings, days: Sequence[date]) -> None:
 
 
 def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pins: Mapping[str, lake.Pin]) -> None:
-    """A day is complete when the stream has read what Kafka held at its end and the views' lookahead after it."""
+    """Raises `SettleError` when the streams have not read what Kafka held at the end of the last day."""
+    if lacks := unread_of(settings, catalog, days[-1], pins, timedelta(0)):
+        raise SettleError(f"{lacks}; wait until it has (tidemark status), then settle again")
+
+
+def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
+    """What a day lacks to be complete, as a sentence; None when the streams have read what Kafka held once the day, the
+    views' lookahead after it and `nightly_after` were over."""
+    grace = duration(settings.nightly_after)
     ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
-    end = min(period(settings, days[-1])[1] + ahead, datetime.now(UTC))
+    if (over := period(settings, day)[1] + ahead + grace) > datetime.now(UTC):
+        return f"late records of {day} are waited for until {over:%Y-%m-%d %H:%M} UTC"
+    pins = lake.pins(settings, catalog.streams)
+    if not pins:
+        return "no stream has committed a batch yet; start it with: tidemark up"
+    return unread_of(settings, catalog, day, pins, grace)
+
+
+def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
+    """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it."""
+    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
+    end = min(period(settings, day)[1] + ahead + grace, datetime.now(UTC))
     try:
         held = kafka.offsets(settings, list(catalog.topics), end)
     except (kafka.BrokerAway, kafka.TopicMissing) as away:
         log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
-        return
+        return None
     for topic, parts in held.items():
         pin = pins.get(catalog.topics[topic].stream)
         read = pin.offsets.get(topic, {}) if pin else {}
         behind = sum(max(0, until - read.get(str(p), 0)) for p, until in parts.items())
         if behind:
-            raise SettleError(
-                f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {days[-1]}; "
-                f"wait until it has (tidemark status), then settle again"
-            )
+            return f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {day}"
+    return None
+
+
+def stale(settings: Settings, catalog: Catalog) -> list[date]:
+    """Published days whose inputs have changed past their pin: records came late for them, or for what they look at.
+
+    Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time.
+    """
+    newest: dict[date, Mapping[str, lake.Pin]] = {}
+    for run in sorted(lake.runs(settings), key=lambda r: r.published or ""):
+        if any(t.get("published") for t in run.tables.values()):
+            newest |= {date.fromisoformat(d): run.pins for d in run.days}
+    back = max((duration(v.lookback) for v in catalog.views.values()), default=timedelta(0))
+    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
+    found = set()
+    for topic in catalog.topics.values():
+        table = lake.table(settings, topic)
+        for file in table.files() if table.exists else ():
+            if not file.live or file.day is None:
+                continue
+            start, end = period(settings, file.day)
+            near = {file.day}
+            if back and (file.high is None or lake.comparable(file.high, end) >= end - back):
+                near.add(file.day + timedelta(days=1))
+            if ahead and (file.low is None or lake.comparable(file.low, start) < start + ahead):
+                near.add(file.day - timedelta(days=1))
+            pins = {d: newest[d].get(topic.stream) for d in near & newest.keys()}
+            found |= {d for d, pin in pins.items() if pin and int(file.live["hi"]) > pin.seq}
+    return sorted(found)
 
 
 def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
@@ -333,6 +387,16 @@ def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) 
     topics = [catalog.topics[n] for n in needed(catalog, [d.name for d in chosen]) if n in catalog.topics]
     tables = [lake.table(settings, d) for d in (*topics, *chosen)]
     return sorted({f.day for t in tables if t.exists for f in t.files() if f.day})
+
+
+def estimate(settings: Settings, catalog: Catalog, only: Sequence[str], first: date | None) -> tuple[int, int, float]:
+    """What a replay would compute: days, records, and about how many seconds, about."""
+    chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
+    days = [d for d in days_held(settings, catalog, chosen) if first is None or d >= first]
+    names = needed(catalog, [d.name for d in chosen])
+    logs = [lake.table(settings, t) for t in catalog.topics.values() if t.name in names]
+    records = sum(f.rows for t in logs if t.exists for f in t.files() if f.day in set(days))
+    return len(days), records, START + records / RECORDS_A_SECOND
 
 
 def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> list[list[str]]:
@@ -390,6 +454,8 @@ class Settling:
         self.chosen = readers(catalog, run.only or catalog.names)
         self.needed = needed(catalog, self.chosen)
         self.from_kafka: set[str] = set()
+        # Staged tables that are small enough to stand in memory while they are judged and compared.
+        self.kept: dict[str, DataFrame] = {}
 
     def work(self) -> None:
         self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}")
@@ -410,6 +476,9 @@ class Settling:
                 self.stage(declared)
         lake.failpoint("staged")
         chosen = [d for d in derived if d.name in self.chosen]
+        for declared in chosen:
+            if declared.name not in self.failed and self.bytes_staged(declared.name) <= KEPT:
+                self.kept[declared.name] = self.staged(declared).persist()
         self.judge(chosen)
         whole = self.run.kind == "replay"
         self.compare([d for d in chosen if d.name not in self.failed and (whole or isinstance(d, View))])
@@ -657,6 +726,8 @@ class Settling:
         return fold.union(parts)
 
     def staged(self, declared: Declared) -> DataFrame:
+        if declared.name in self.kept:
+            return self.kept[declared.name]
         return self.spark.read.format("delta").load(str(lake.staging(self.outer[declared.name], self.run.id)))
 
     # ---- judging
@@ -677,11 +748,12 @@ class Settling:
         found = quality.judge(self.run.id, judged, self.settings.home / "docs", beside=self.beside())
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
         self.keep(found)
+        failed: dict[str, list[str]] = {}
         reasons: dict[str, tuple[str, ...]] = {name: (sentence,) for name, sentence in self.failed.items()}
         for name, one in judged.items():
             gate = quality.gate(one.declared, quality.checks_of(one), found)
             if not gate.passed:
-                reasons[name] = gate.reasons
+                reasons[name], failed[name] = gate.reasons, list(gate.failed)
         blocked = quality.blocked(self.catalog, reasons)
         for name in (*(t.name for t in topics), *(d.name for d in chosen)):
             gate_of = "failed" if name in reasons else "blocked" if name in blocked else "passed"
@@ -689,11 +761,15 @@ class Settling:
             self.run.tables[name] = {
                 "gate": gate_of,
                 "reasons": [*reasons.get(name, ()), *([blocked[name]] if name in blocked and name not in reasons else [])],
+                "failed": failed.get(name, []),
                 "warnings": warned,
                 "checks": sum(v.table == name for v in found),
                 "rows": None if name in self.catalog.topics or name in self.failed else self.rows_staged(name),
             }
         lake.save(self.settings, self.run)
+
+    def bytes_staged(self, name: str) -> int:
+        return sum(a.size for a in lake.staged(self.outer[name], self.run.id))
 
     def rows_staged(self, name: str) -> int:
         return sum(json.loads(a.stats).get("numRecords", 0) for a in lake.staged(self.outer[name], self.run.id))
@@ -794,26 +870,63 @@ def in_words(sums: Mapping[str, int]) -> str:
 # ------------------------------------------------------------------------------------------------------------ publishing
 
 
-def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published]:
+def publish(
+    settings: Settings,
+    catalog: Catalog,
+    run_id: str,
+    only: Sequence[str] = (),
+    over: Sequence[str] = (),
+    reason: str = "",
+) -> list[Published]:
     """Make a run's staged tables what readers see, each in one commit, rollups before views; without Spark.
 
-    A table whose gate failed, and what reads it, is left as it was and said so in `blocked`. Publishing twice does
-    nothing; after a kill, publishing again finishes. Raises `KeyError` for an unknown run, `SettleError` for one that is
-    not staged, `LakeError` when a day was published with a greater pin meanwhile.
+    A table whose gate failed, and what reads it, is left as it was and said so in `blocked`. `only` names tables: they and
+    what they read are published, the others left for another call. `over` names failed checks that a person takes upon
+    themselves, for a `reason`: a table all of whose failed checks are named is published, and its record and history say
+    so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns.
+    Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, `LakeError` when a day was published with
+    a greater pin meanwhile.
     """
     import pyarrow  # noqa: F401  # 0.3 s the first time, which are not the publication's
 
-    run = lake.run_of(settings, run_id)
+    with FileLock(settings.lake_path / "runs" / f".{lake.run_of(settings, run_id).id}.publishing"):
+        run = lake.run_of(settings, run_id)
+        if over:
+            take_over(settings, run, over, reason)
+        return swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
+
+
+def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> None:
+    """Mark the tables all of whose reasons are failed checks named in `over`. Raises `SettleError` for any other name."""
+    known = {check for said in run.tables.values() for check in said.get("failed", [])}
+    if wrong := set(over) - known:
+        there = "; ".join(sorted(known)) or "none"
+        raise SettleError(f"run {run.id} has no failed check {', '.join(sorted(wrong))}; those that failed: {there}")
+    for said in run.tables.values():
+        failed = said.get("failed", [])
+        # What could not be asked, or raised, has no answer that a person could take upon themselves.
+        if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
+            said["forced"] = {"checks": failed, "reason": reason}
+    lake.save(settings, run)
+
+
+def held_back(catalog: Catalog, run: Run, name: str) -> tuple[str, ...]:
+    """Why a table of a run is not published: its own gate, or that of something it reads; empty where nothing holds it."""
+    read = [run.tables[n] for n in needed(catalog, [name]) & run.tables.keys()]
+    return tuple(run.tables[name]["reasons"]) if any(t["gate"] == "failed" and not t.get("forced") for t in read) else ()
+
+
+def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[str]) -> list[Published]:
     if run.state not in ("staged", "published", "rolled back"):
-        raise SettleError(f"run {run_id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")
+        raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")
     refuse_older(settings, catalog, run)
     done = []
     for declared in catalog.derived:
         said = run.tables.get(declared.name)
-        if said is None:
+        if said is None or declared.name not in names:
             continue
-        if said["gate"] != "passed":
-            done.append(Published(declared.name, None, 0, 0.0, tuple(said["reasons"])))
+        if held := held_back(catalog, run, declared.name):
+            done.append(Published(declared.name, None, 0, 0.0, held))
             continue
         if said.get("published"):
             done.append(Published(declared.name, None, 0, 0.0))
@@ -833,6 +946,7 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
                 "pins": pins,
                 "verdict": f"passed {said['checks']} checks"
                 + (f", {len(said['warnings'])} warnings" if said["warnings"] else ""),
+                **({"over": over} if (over := forced_of(catalog, run, declared.name)) else {}),
                 "version": run.version,
                 "reason": run.reason,
             },
@@ -847,6 +961,12 @@ def publish(settings: Settings, catalog: Catalog, run_id: str) -> list[Published
     run.state, run.published = "published", datetime.now(UTC).isoformat()
     lake.save(settings, run)
     return done
+
+
+def forced_of(catalog: Catalog, run: Run, name: str) -> dict[str, Any]:
+    """The failed checks that a person took upon themselves for a table, or for what it reads: by table."""
+    names = needed(catalog, [name]) & run.tables.keys()
+    return {n: run.tables[n]["forced"] for n in sorted(names) if run.tables[n].get("forced")}
 
 
 def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemark import fold, kafka, lake, metrics, session
+from tidemark import fold, kafka, lake, local, metrics, session
 from tidemark.local import Lease
 from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
@@ -40,6 +40,10 @@ log = structlog.get_logger()
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
+# How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
+SWEPT = timedelta(minutes=20)
+# How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
+REST = 3
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -78,6 +82,8 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
     state.mkdir(parents=True, exist_ok=True)
     with Lease(state / "lease"):
         (state / "stop").unlink(missing_ok=True)
+        if settings.stream_backend == "service":
+            wait_until_wanted(settings, stream)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
             running = Stream(settings, catalog, stream, state)
@@ -87,6 +93,19 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def wait_until_wanted(settings: Settings, stream: str) -> None:
+    """A service is started again by its container whenever it ends: one that is wanted stopped stays, and does nothing."""
+    ended = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signum, lambda *_: ended.set())
+    while local.wanted(settings, stream)["state"] == "stopped" and not ended.is_set():
+        lake.whole_or_nothing(settings.state / stream / "heartbeat.json", json.dumps(beat("held")))
+        ended.wait(1)
+    if ended.is_set():
+        raise SystemExit(0)
 
 
 def beat(state: str, **more: Any) -> dict[str, Any]:
@@ -101,6 +120,7 @@ class Stream:
         self.mine = catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
+        self.began = datetime.now(UTC)
         self.away = False
         self.set_aside: dict[str, str] = {}
         self.stream_time: datetime | None = None
@@ -116,6 +136,8 @@ class Stream:
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
+        # Views with marks that the short way never wrote: older than `back` when the stream came to them.
+        self.skipped: set[str] = set()
 
     # ---- start
 
@@ -162,9 +184,9 @@ class Stream:
         look = Due("5 seconds")  # Spark says nothing for a minute when the broker is gone
         try:
             while query.isActive and not self.stopping.is_set():
-                if (self.state / "stop").exists():
+                if (self.state / "stop").exists() or self.unwanted():
                     self.stopping.set()
-                if self.metrics.port and look():
+                if look():
                     self.broker_away(seconds=1)
                 self.beat("waiting" if self.away else "running")
                 query.awaitTermination(1)
@@ -174,6 +196,11 @@ class Stream:
             self.wait_for_broker()
         finally:
             drain(query)
+
+    def unwanted(self) -> bool:
+        """Whether someone has said since the start that the stream shall stop, or begin again."""
+        wanted = local.wanted(self.settings, self.name)
+        return (wanted["state"] == "stopped" or wanted["again"]) and datetime.fromisoformat(wanted["at"]) > self.began
 
     def beat(self, state: str) -> None:
         lake.whole_or_nothing(self.state / "heartbeat.json", json.dumps(beat(state, seq=self.progress.get("seq"))))
@@ -832,12 +859,9 @@ class Due:
     def __init__(self, every: str) -> None:
         self.seconds, self.next = duration(every).total_seconds(), 0.0
 
-    def wait(self, length: timedelta) -> None:
+    def rest(self, seconds: float) -> None:
         """Not due again before so long from now."""
-        self.next = time.monotonic() + length.total_seconds()
-
-    def now(self) -> None:
-        self.next = 0.0
+        self.next = time.monotonic() + seconds
 
     def __call__(self) -> bool:
         if time.monotonic() < self.next:
@@ -864,10 +888,12 @@ class Refresher:
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
-        self.bases: dict[str, Base] = {}
+        self.bases: dict[tuple[str, bool], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
+        # Minutes of marks, by view, that were missed while the stream was away or caught up.
+        self.missed: list[tuple[datetime, datetime, str]] = []
 
     def waits(self) -> bool:
         """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
@@ -884,64 +910,74 @@ class Refresher:
     def newest(self) -> None:
         """The short way: marks that are new since the last time, and the last one again, which was still being filled.
 
-        After a pause the newest come first. What is merged beforehand serves every view of a minute's marks.
+        After a pause the newest minute comes first, and what was missed before it a minute at a time, when nothing else is
+        due. What is merged beforehand serves every view of a minute's marks.
         """
         at = self.stream.stream_time
         if at is None or self.waits():
             return
-        due = [(v, v.shortcut, span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
-        if not due:
-            return
-        began, first, until = time.monotonic(), min(since for *_, (since, _) in due), max(end for *_, (_, end) in due)
-        for start, end in reversed(list(pieces(first, until, BASE))):
-            for view, shortcut, (since, upto) in due:
-                low, high = (max(start, since), min(end, upto)) if shortcut.coarse else (since, upto)
-                if low < high and (shortcut.coarse or end == until):
-                    self.swap(view, self.short(view, shortcut, low, high), low, high, duration(shortcut.step))
-        for view, shortcut, _ in due:
+        due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
+        began = time.monotonic()
+        for view, shortcut, since, until in due:
+            low = max(since, until - BASE) if shortcut.coarse else since
+            self.marked(view, shortcut, low, until)
+            self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
             self.seen[view.name] = at
-            self.due[view.name].wait(2 * duration(shortcut.step))
-        seconds = round(time.monotonic() - began, 3)
-        log.info("marks", views=[v.name for v, *_ in due], since=str(first), until=str(until), seconds=seconds)
+            self.due[view.name].rest(2 * duration(shortcut.step).total_seconds())
+            log.info("marks", view=view.name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
+        if not due and self.missed:
+            start, end, name = max(self.missed)
+            self.missed.remove((start, end, name))
+            view = self.stream.catalog.views[name]
+            assert view.shortcut
+            self.marked(view, view.shortcut, start, end, aside=True)
+
+    def marked(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> None:
+        self.swap(view, self.short(view, shortcut, since, until, aside), since, until, duration(shortcut.step))
 
     def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
         """The marks, from and until, that the short way has to write now; None where there are none."""
         covered, last, step = self.stream.covered.get(view.name), self.seen.get(view.name), duration(shortcut.step)
         if last == at or (covered is None and not shortcut.coarse):
             return None
-        # Once a pane is enough: its first batch brings the mark before it to its end. Only a stream that falls silent
-        # in the middle of a pane is waited for, two steps long.
-        if last and floor(last, step) == floor(at, step) and not self.due[view.name]():
+        # Once a pane is enough: its first batch brings the mark before it to its end. The mark that is being filled is
+        # written only for a stream that falls silent in the middle of a pane, two steps later, and then once more.
+        silent = last is not None and floor(last, step) == floor(at, step)
+        if silent and not self.due[view.name]():
             return None
         # The first time it goes on where the full way ended, which took its time.
         back = floor(at, step) - duration(shortcut.live.back)
-        return max(floor(last, step) + step if last else covered or back, back), floor(at, step) + 2 * step
+        since = floor(last, step) + step if last else covered or EARLIEST
+        if since < back:
+            self.stream.skipped.add(view.name)
+        since = max(since, back)
+        return since, floor(at, step) + (2 if silent or not last else 1) * step
 
-    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table:
-        """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so."""
-        rows = self.marks(view, shortcut, since, until) if shortcut.coarse else None
+    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
+        """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
+        those apart from the rows that the newest marks go on from."""
+        rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
         return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
-        """Compute each mark again, once, when it is `back` old: late events have come by then. A minute at a time.
+        """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
-        What is far behind, after a stream was away or has caught up, is computed by the full way, some hours at a time.
+        Twenty minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
+        and then some hours at a time.
         """
         step = duration(shortcut.step)
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
-        far = end - since > duration(view.lookback) / 2
-        until = min(end, since + (FAR if far else BASE))
-        if until > since:
-            began = time.monotonic()
-            way = self.rows(view, view.function, view.reads, since, until) if far else self.short(view, shortcut, since, until)
-            self.swap(view, way, since, until, None)
-            log.info("swept", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
-        self.swept[view.name] = max(since, until)
-        if until < end:
-            self.due[view.name].now()
-        else:
-            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+        if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
+            began, until = time.monotonic(), min(end, since + FAR)
+            self.swap(view, self.rows(view, view.function, view.reads, since, until), since, until, None)
+            took, since = time.monotonic() - began, until
+            self.due[view.name].rest(took)
+            log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
+        if since >= end:
+            self.stream.skipped.discard(view.name)
+        self.swept[view.name] = since
+        self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
         """Where the sweep goes on after a start: behind what it has written, if that was within a day; else at the hour."""
@@ -958,6 +994,7 @@ class Refresher:
         for view in self.views:
             # A batch of late events alone moves no time, and corrects rows all the same.
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
+            same &= view.name not in self.stream.skipped
             looking, reopened = datetime.now(UTC), self.reopened(view)
             if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
                 continue
@@ -983,7 +1020,9 @@ class Refresher:
             rows = self.rows(view, view.function, view.reads, since, until)
             self.swap(view, rows, since, until, None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
-            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(time.monotonic() - began, 3))
+            took = time.monotonic() - began
+            self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
+            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
 
     def reopened(self, view: View) -> date | None:
         """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
@@ -1007,7 +1046,7 @@ class Refresher:
         inputs = fold.inputs(reads, self.read_table, low, high, bounds)
         return fold.answer(view, function, inputs, period, settled=False).toArrow()
 
-    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime) -> pa.Table | None:
+    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
 
         None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
@@ -1017,9 +1056,9 @@ class Refresher:
         for parameter, source in shortcut.reads.items():
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
-            base = self.bases.get(source.name)
+            base = self.bases.get((source.name, aside))
             if base is None or not base.serves(since, until - step, lookback):
-                base = self.bases[source.name] = self.base(source, since, until - step, lookback, base)
+                base = self.bases[source.name, aside] = self.base(source, since, until - step, lookback, base)
             tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
             newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])

@@ -268,6 +268,25 @@ def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_tha
     check_everything(sensors, spark)
 
 
+def test_stream_obeys_what_is_wanted_of_it_and_a_service_waits_until_it_is_wanted(sensors: Sensors, run) -> None:
+    local.want(sensors.settings, "main", "stopped", "said before this start", "a test")
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    stream.until(lambda: local.status(sensors.settings)["heartbeat"]["state"] == "running")
+    local.want(sensors.settings, "main", "running", "new code", "a test", again=True)
+    stream.ends(0)
+    assert local.status(sensors.settings)["heartbeat"]["state"] == "stopped"
+
+    service = sensors.settings.model_copy(update={"stream_backend": "service"})
+    local.want(sensors.settings, "main", "stopped", "to look at the disk", "a test")
+    held = run(service, {"topic": sensors.topic, "mended": True})
+    held.until(lambda: local.status(sensors.settings)["heartbeat"]["state"] == "held")
+    local.want(sensors.settings, "main", "running", "looked", "a test")
+    held.until(lambda: local.status(sensors.settings)["heartbeat"]["state"] == "running")
+    local.want(sensors.settings, "main", "stopped", "again", "a test")
+    held.ends(0)
+    local.want(sensors.settings, "main", "running", "", "a test")
+
+
 def test_older_copy_of_the_checkpoint_is_refused(sensors: Sensors, spark: SparkSession) -> None:
     path, newest = sensors.checkpoint.path, sensors.settings.home / "newest"
     path.rename(newest)

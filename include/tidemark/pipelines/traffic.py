@@ -136,7 +136,10 @@ def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
     step = F.expr("INTERVAL 5 SECONDS")
     marks = period.select(F.explode(F.sequence("start", F.col("end") - step, step)).alias("mark"))
     within = (F.col("pane") < F.col("mark")) & (F.col("pane") >= F.col("mark") - F.expr("INTERVAL 1 HOUR"))
-    return traffic_of(panes.join(F.broadcast(marks), on=within, how="inner"), *keys, "mark")
+    counted = panes.select(*keys, "pane", how_many("views").alias("pv"), "visitors").join(
+        F.broadcast(marks), on=within, how="inner"
+    )
+    return counted.groupBy(*keys, "mark").agg(F.sum("pv").alias("pv"), how_many(union("visitors")).alias("uv"))
 
 
 @view(

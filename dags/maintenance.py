@@ -1,0 +1,86 @@
+"""Once a day: small files merged, what is kept no longer deleted, Airflow's own database tidied."""
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import dag, task
+from airflow.timetables.trigger import CronTriggerTimetable
+
+from tidemark.settings import Settings
+
+SETTINGS = Settings()
+KEEP_AIRFLOW = timedelta(days=60)
+KEEP_DOCS = timedelta(days=60)
+
+
+@dag(
+    schedule=CronTriggerTimetable("30 3 * * *", timezone=SETTINGS.zone),
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "tidemark", "pool": "light", "retries": 1},
+    tags=["upkeep"],
+)
+def maintenance() -> None:
+    """
+    ### Upkeep
+
+    Nothing inside a table's time-travel promise, of an undecided run or of a publication that can be taken back is touched.
+    """
+
+    @task
+    def expire() -> None:
+        """Log days beyond a topic's `keep`; ledger, verdicts and runs beyond `TIDEMARK_KEEP_RECORDS`."""
+        from tidemark import lake
+        from tidemark.pipelines import CATALOG
+
+        lake.expire_all(SETTINGS, CATALOG)
+
+    @task
+    def sweep() -> int:
+        """Folders that nothing names any more."""
+        from tidemark import lake
+        from tidemark.pipelines import CATALOG
+
+        tables = [lake.table(SETTINGS, CATALOG[name]) for name in CATALOG.names]
+        return len(lake.sweep(SETTINGS, [*tables, lake.ledger(SETTINGS), lake.verdicts(SETTINGS)]))
+
+    @task(pool="spark")
+    def compact() -> str:
+        """Live files of tables whose stream does not run; one that runs merges its own."""
+        import subprocess
+        import sys
+
+        done = subprocess.run([sys.executable, "-m", "tidemark", "compact"], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip()[-2000:])
+        return done.stderr.strip().splitlines()[-1]
+
+    @task
+    def docs() -> int:
+        """Pages of validations older than sixty days."""
+        import time
+
+        old, gone = time.time() - KEEP_DOCS.total_seconds(), 0
+        for page in (SETTINGS.home / "docs").rglob("validations/**/*"):
+            if page.is_file() and page.stat().st_mtime < old:
+                page.unlink()
+                gone += 1
+        return gone
+
+    @task
+    def airflow_database() -> None:
+        """Runs, logs and XComs older than sixty days."""
+        from datetime import UTC
+
+        from tidemark import airflow
+
+        before = (datetime.now(UTC) - KEEP_AIRFLOW).isoformat()
+        airflow.command(SETTINGS, "db", "clean", "--clean-before-timestamp", before, "--skip-archive", "--yes", seconds=600)
+
+    expire() >> sweep()
+    compact()
+    docs()
+    airflow_database()
+
+
+maintenance()

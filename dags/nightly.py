@@ -1,0 +1,130 @@
+"""Every night: yesterday again from the log, exactly; checked, and published only where the checks hold."""
+
+from datetime import date, datetime, timedelta
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import Asset, AssetAlias, AsyncCallback, DeadlineAlert, DeadlineReference, Param, dag, task, task_group
+from airflow.timetables.interval import CronDataIntervalTimetable
+from day import WaitForDay, night_is_late
+
+from tidemark import session
+from tidemark.airflow import ROOT
+from tidemark.model import duration
+from tidemark.settings import Settings
+
+SETTINGS = Settings()
+OF_INTERVAL = f"data_interval_start.in_timezone('{SETTINGS.zone}').strftime('%Y-%m-%d') if data_interval_start else ''"
+DAY = f"{{{{ params.day or ({OF_INTERVAL}) }}}}"
+SAID = f"{SETTINGS.state}/runs/nightly-{{{{ run_id }}}}"
+NIGHT = Asset("tidemark_night")
+PUBLISHED = AssetAlias("tidemark_published")
+
+
+@dag(
+    schedule=CronDataIntervalTimetable("0 0 * * *", timezone=SETTINGS.zone),
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "tidemark", "pool": "light", "retries": 1, "retry_delay": timedelta(seconds=20)},
+    params={"day": Param(None, type=["null", "string"], format="date", description="One day instead of the interval's.")},
+    # A night may wait for the stream as long as the settings say; two hours more, and someone is told.
+    deadline=DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=duration(SETTINGS.nightly_patience) + timedelta(hours=2),
+        callback=AsyncCallback(night_is_late),
+    ),
+    tags=["settled"],
+)
+def nightly() -> None:
+    """
+    ### Yesterday, exactly
+
+    Waits until the streams have read the whole day, computes it again from the log in one Spark application, asks every check
+    of exactly the staged files, and publishes table by table: a gate that fails holds back its own table and what reads it.
+    The newest night also settles days again that got late records. Backfill works day by day.
+
+    * **A gate is red**: its log names the check, the rows and the command that follows. Readers still see the state before.
+    * **wait is red**: the stream has not read the day; see `speed_layer`.
+    """
+
+    wait = WaitForDay(task_id="wait", day=DAY)
+
+    @task
+    def days(day: str) -> str:
+        """The day, and where it is yesterday the days before it that got late records."""
+        from tidemark import settle
+        from tidemark.pipelines import CATALOG
+
+        mine, newest = date.fromisoformat(day), settle.yesterday(SETTINGS)
+        again = [d for d in settle.stale(SETTINGS, CATALOG) if d < newest] if mine == newest else []
+        return ",".join(str(d) for d in sorted({mine, *again[-31:]}))
+
+    chosen = days(DAY)
+    settle_them = SparkSubmitOperator(
+        task_id="settle",
+        application=str(ROOT / "spark_apps" / "settle.py"),
+        application_args=["--days", "{{ ti.xcom_pull('days') }}", "--reason", "nightly", "--said", SAID],
+        name="tidemark-nightly",
+        pool="spark",
+        **session.submitted(SETTINGS),
+    )
+
+    @task
+    def tables(said: str) -> list[dict[str, str]]:
+        """The run's tables, for a gate and a publication each."""
+        from pathlib import Path
+
+        from tidemark import lake
+        from tidemark.pipelines import CATALOG
+
+        run = lake.run_of(SETTINGS, Path(said).read_text())
+        return [{"run": run.id, "table": d.name} for d in CATALOG.derived if d.name in run.tables]
+
+    @task_group
+    def each(of: dict[str, str]) -> None:
+        @task(map_index_template="{{ of }}", retries=0)
+        def gate(of: dict[str, str]) -> dict[str, str]:
+            """Red where a check of the staged files failed, with what it found."""
+            from airflow.sdk import get_current_context
+
+            from tidemark import lake, settle
+            from tidemark.pipelines import CATALOG
+
+            get_current_context()["of"] = of["table"]
+            run = lake.run_of(SETTINGS, of["run"])
+            if held := settle.held_back(CATALOG, run, of["table"]):
+                raise ValueError(
+                    f"{of['table']} is held back: {'; '.join(held)}. Readers see it as it was. The rows are on the page, under "
+                    f"Verdicts. Mend the cause and clear this run; or publish over the check: DAG publish_over, run {run.id}"
+                )
+            return of
+
+        @task(map_index_template="{{ of }}", outlets=[PUBLISHED])
+        def publish(of: dict[str, str], outlet_events=None) -> int:
+            """One commit of metadata; what the table reads is published before it."""
+            from airflow.sdk import get_current_context
+
+            from tidemark import lake, settle
+            from tidemark.pipelines import CATALOG
+
+            get_current_context()["of"] = of["table"]
+            settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]])
+            run = lake.run_of(SETTINGS, of["run"])
+            outlet_events[PUBLISHED].add(Asset(f"tidemark_{of['table']}"), extra={"run": run.id, "days": run.days})
+            return lake.table(SETTINGS, CATALOG[of["table"]]).delta().version()
+
+        publish(of=gate(of=of))
+
+    @task(trigger_rule="all_done", outlets=[NIGHT], retries=0)
+    def night(said: str, day: str, outlet_events=None) -> None:
+        """Tell the report that the night is over, however it went."""
+        from pathlib import Path
+
+        outlet_events[NIGHT].extra = {"day": day, "run": Path(said).read_text() if Path(said).exists() else None}
+
+    found = tables(SAID)
+    wait >> chosen >> settle_them >> found
+    each.expand(of=found) >> night(SAID, DAY).as_teardown()
+
+
+nightly()

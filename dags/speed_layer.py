@@ -1,0 +1,48 @@
+"""The speed layer: each stream started or adopted, watched, and started again when it dies."""
+
+from datetime import datetime
+
+from airflow.sdk import dag, task
+from stream import WatchStream
+
+from tidemark.model import duration
+from tidemark.settings import Settings
+
+
+@dag(
+    schedule="@continuous",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    max_consecutive_failed_dag_runs=3,
+    default_args={"owner": "tidemark", "pool": "stream", "retries": 0},
+    tags=["live"],
+)
+def speed_layer() -> None:
+    """
+    ### The streams, watched
+
+    One run a watch window (`TIDEMARK_WATCH_WINDOW`, an hour); a task for each stream. The stream is a process of its own: it
+    outlives the task, the run and every process of Airflow. The task's log has a line of progress twice a minute.
+
+    * **It died, or does not beat**: started again. Five deaths in one window fail the task with the end of the stream's log;
+      three failed runs pause this DAG.
+    * **Clear or mark the task**: the stream is drained; the next run starts it.
+    * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
+    """
+
+    @task(pool="light")
+    def streams() -> list[str]:
+        from tidemark.pipelines import CATALOG
+
+        return list(CATALOG.streams)
+
+    watch = WatchStream.partial(
+        task_id="watch",
+        window=duration(Settings().watch_window).total_seconds(),
+        map_index_template="{{ task.stream }}",
+    )
+    watch.expand(stream=streams())
+
+
+speed_layer()

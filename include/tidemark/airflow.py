@@ -1,0 +1,226 @@
+"""Airflow on one machine: its home, its secrets, its four processes. Nothing here imports Airflow."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tidemark import local
+from tidemark.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+"""The checkout: `dags`, `plugins` and `spark_apps` lie beside `include`."""
+
+COMPONENTS = {"airflow-api": "api-server", "airflow-dags": "dag-processor"}
+COMPONENTS |= {"airflow-triggerer": "triggerer", "airflow-scheduler": "scheduler"}
+"""In the order of their start: a task that begins before the API server answers fails."""
+WITHOUT_LOG_SERVERS = ("scheduler", "triggerer")
+"""Their logs are read from this machine's disk; a server of each would listen beyond loopback."""
+
+POOLS = {
+    "stream": (4, "Watching the streams; a deferred watcher holds a slot."),
+    "spark": (1, "One Spark application at a time, beside the streams."),
+    "light": (4, "Looks, gates and publications: no Spark."),
+}
+
+
+class AirflowFailed(RuntimeError):
+    """A component of Airflow did not come up; the sentence names its log."""
+
+
+def home(settings: Settings) -> Path:
+    return settings.home.absolute() / "airflow"
+
+
+def url(settings: Settings) -> str:
+    return f"http://127.0.0.1:{settings.airflow_port}"
+
+
+def secret(settings: Settings) -> Mapping[str, str]:
+    """Keys and passwords, made at the first start and kept where only this user reads: `<home>/airflow/secrets.json`."""
+    kept = home(settings) / "secrets.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        made = {name: secrets.token_urlsafe(64) for name in ("jwt", "session")}
+        made["fernet"] = base64.urlsafe_b64encode(os.urandom(32)).decode()
+        private(kept, made)
+    return json.loads(kept.read_text())
+
+
+def passwords(settings: Settings) -> tuple[dict[str, str], bool]:
+    """The passwords of `admin` and `viewer`, and whether they were made just now."""
+    kept = home(settings) / "passwords.json"
+    if kept.exists():
+        return json.loads(kept.read_text()), False
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    made = {name: secrets.token_urlsafe(12) for name in ("admin", "viewer")}
+    private(kept, made)
+    return made, True
+
+
+def private(path: Path, content: Mapping[str, str]) -> None:
+    """Write a file that only its owner reads, whole or not at all."""
+    fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(json.dumps(content))
+    fresh.replace(path)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """What every process of Airflow is told, and every task inherits; settings of the platform included."""
+    keys = secret(settings)
+    database = settings.airflow_database.get_secret_value() if settings.airflow_database else None
+    said = {
+        "AIRFLOW_HOME": str(home(settings)),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__DEFAULT_TIMEZONE": "utc",
+        "AIRFLOW__CORE__FERNET_KEY": keys["fernet"],
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url(settings)}/execution/",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home(settings) / "passwords.json"),
+        # A reader of 5 s gives up while restarted components adopt tasks.
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database or f"sqlite:///{home(settings) / 'airflow.db'}?timeout=30",
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(settings.airflow_port),
+        "AIRFLOW__API__BASE_URL": url(settings),
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__SECRET_KEY": keys["session"],
+        "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt"],
+        # A new DAG file is seen in seconds, not in five minutes.
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
+        # A task outlives an API server that is away for two minutes, and a trigger that fires at once is not lost.
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+        "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "120",
+        "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "30",
+        "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "5",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+            {"conn_type": "spark", "host": settings.master, "extra": {"deploy-mode": "client"}}
+        ),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "GX_ANALYTICS_ENABLED": "false",
+    }
+    own = settings.model_dump(mode="json", exclude_none=True, exclude={"kafka_password", "airflow_database"})
+    own |= {"home": str(settings.home.absolute()), "lake": str(settings.lake_path), "jars_dir": str(settings.jars)}
+    said |= {f"TIDEMARK_{name.upper()}": str(value) for name, value in own.items()}
+    if settings.kafka_password:
+        said["TIDEMARK_KAFKA_PASSWORD"] = settings.kafka_password.get_secret_value()
+    return said
+
+
+def command(settings: Settings, *argv: str, seconds: float = 180) -> str:
+    """Run one command of Airflow's. Raises `AirflowFailed` with what it said last."""
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", *argv],
+        env=clean() | environment(settings),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=seconds,
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise AirflowFailed(f"airflow {' '.join(argv)} ended with exit code {done.returncode}: {said[-1] if said else ''}")
+    return done.stdout
+
+
+def clean() -> dict[str, str]:
+    """This process's environment without what would tell Airflow otherwise, or slow its imports threefold."""
+    return {n: v for n, v in os.environ.items() if not n.startswith("AIRFLOW_") and n != "PYTHONDONTWRITEBYTECODE"}
+
+
+def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, patience: float = 120) -> None:
+    """Start what of Airflow does not run, and return once all four components are healthy.
+
+    Its database is made or migrated first, its pools are set. Raises `AirflowFailed`, `PortBusy`.
+    """
+    if not local.running(settings, "airflow-api"):
+        local.refuse_busy("127.0.0.1", settings.airflow_port, "TIDEMARK_AIRFLOW_PORT")
+    passwords(settings)
+    if any(not local.running(settings, name) for name in COMPONENTS):
+        prepare(settings, say)
+    began = datetime.now(UTC)
+    for name in COMPONENTS:
+        if not local.running(settings, name):
+            local.stop(settings, name, patience=5)  # what a killed one has left would keep its ports
+    for name, component in COMPONENTS.items():
+        if not local.running(settings, name):
+            argv = [sys.executable, "-m", "airflow", component]
+            argv += ["--skip-serve-logs"] if component in WITHOUT_LOG_SERVERS else []
+            local.start(settings, name, argv, environment(settings))
+        if name == "airflow-api":
+            wait(settings, lambda: health(settings) == {}, patience)
+    wait(settings, lambda: bool(unwell(settings, began)), patience)
+
+
+def prepare(settings: Settings, say: Callable[[str], None]) -> None:
+    say("database")
+    command(settings, "db", "migrate")
+    pools = home(settings) / "pools.json"
+    said = {n: {"slots": s, "description": d, "include_deferred": True} for n, (s, d) in POOLS.items()}
+    if not pools.exists() or json.loads(pools.read_text()) != said or not (home(settings) / "pools.set").exists():
+        say("pools")
+        pools.write_text(json.dumps(said))
+        command(settings, "pools", "import", str(pools))
+        (home(settings) / "pools.set").touch()
+
+
+def wait(settings: Settings, sick: Callable[[], bool], patience: float) -> None:
+    """Until nothing is sick any more. Raises `AirflowFailed` for a component that ends, or when it takes too long."""
+    deadline = time.monotonic() + patience
+    while sick():
+        for name in COMPONENTS:
+            if local.recorded(settings, name) and not local.running(settings, name):
+                raise AirflowFailed(f"{name} ended; it says why in {settings.state / 'logs' / f'{name}.log'}")
+        if time.monotonic() > deadline:
+            raise AirflowFailed(
+                f"Airflow is not healthy after {patience:g} s; its components say why in {settings.state / 'logs'}"
+            )
+        time.sleep(0.25)
+
+
+def health(settings: Settings) -> dict[str, Any]:
+    """What Airflow says of its components; empty where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{url(settings)}/api/v2/monitor/health", timeout=5) as answer:
+            return json.load(answer)
+    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
+        return {}
+
+
+def unwell(settings: Settings, since: datetime) -> list[str]:
+    """Components that are not healthy, or whose last heartbeat may be of a process before this start."""
+    said = health(settings)
+    found = []
+    for name in ("metadatabase", "scheduler", "triggerer", "dag_processor"):
+        one = said.get(name, {})
+        at = one.get(f"latest_{name}_heartbeat")
+        fresh = name == "metadatabase" or (at and datetime.fromisoformat(at) >= since)
+        if one.get("status") != "healthy" or not fresh:
+            found.append(name)
+    return found
+
+
+def take_down(settings: Settings) -> bool:
+    """End Airflow's processes and what they started, but no stream. Returns whether any ran."""
+    ended = [local.stop(settings, name, patience=15) for name in reversed(COMPONENTS)]
+    return any(ended)

@@ -1,0 +1,95 @@
+"""Waiting for a day to be complete: an operator and its trigger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+LOOK = 5.0
+"""Seconds between two questions to Kafka and the checkpoint."""
+
+
+class WaitForDay(BaseOperator):
+    """Wait until the streams have read all that Kafka held when a day, its lookahead and a grace were over.
+
+    `day` is a business day, ISO, templated. Fails with what is missing after `TIDEMARK_NIGHTLY_PATIENCE`, and at once for a
+    day that is not over.
+    """
+
+    template_fields = ("day",)
+
+    def __init__(self, *, day: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.day = day
+
+    def execute(self, context: Context) -> None:
+        from tidemark.model import duration
+        from tidemark.settings import Settings
+
+        if not self.day:
+            raise ValueError("the run has neither a day in its form nor a data interval; trigger it with a day")
+        settings = Settings()
+        today = datetime.now(settings.tz).date()
+        if date.fromisoformat(self.day) >= today:
+            raise ValueError(
+                f"{self.day} is not over in {settings.zone}; the last day that can be settled is {today - timedelta(1)}"
+            )
+        until = datetime.now(UTC) + duration(settings.nightly_patience)
+        if unread(self.day) is None:
+            return
+        self.defer(trigger=DayTrigger(self.day, until.timestamp()), method_name="resume")
+
+    def resume(self, context: Context, event: dict[str, Any]) -> None:
+        if event["lacks"]:
+            raise RuntimeError(f"{self.day} is not complete: {event['lacks']}")
+
+
+class DayTrigger(BaseTrigger):
+    """Fires once the day is complete, or with what it lacks when the patience is over."""
+
+    def __init__(self, day: str, until: float) -> None:
+        super().__init__()
+        self.day, self.until = day, until
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return ("day.DayTrigger", {"day": self.day, "until": self.until})
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        told = None
+        while (lacks := await asyncio.to_thread(unread, self.day)) and datetime.now(UTC).timestamp() < self.until:
+            if lacks != told:
+                self.log.info(lacks)
+                told = lacks
+            await asyncio.sleep(LOOK)
+        yield TriggerEvent({"lacks": lacks})
+
+
+def unread(day: str) -> str | None:
+    """What a day lacks to be complete, as a sentence; None where nothing."""
+    from tidemark import settle
+    from tidemark.pipelines import CATALOG
+    from tidemark.settings import Settings
+
+    return settle.lacking(Settings(), CATALOG, date.fromisoformat(day))
+
+
+async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
+    """The deadline of `nightly` has passed: someone is told. Runs in the triggerer."""
+    await asyncio.to_thread(
+        tell, "nightly late", "A night is late", f"run {(context or {}).get('dag_run', {}).get('run_id', '')}"
+    )
+
+
+def tell(what: str, title: str, text: str) -> None:
+    from tidemark import notify
+    from tidemark.settings import Settings
+
+    notify.notify(Settings(), what, title, text)

@@ -1,0 +1,321 @@
+"""Airflow in charge, for real: a running Airflow over a real broker, stream and lake, asked by its REST API.
+
+One home; the tests follow each other. The checkout is copied, so that a mistake can be shipped in it and mended.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tidemark import airflow, kafka, lake, local, query
+from tidemark.pipelines import CATALOG
+from tidemark.settings import Settings
+
+pytestmark = pytest.mark.long
+
+TODAY = datetime.now(UTC).date()
+YESTERDAY = TODAY - timedelta(days=1)
+DAYS = [TODAY - timedelta(days=n) for n in (4, 3, 2)]
+PARTIAL = TODAY - timedelta(days=6)
+RIGHT, WRONG = 'distinct("visitor_id").alias("visitors")', 'distinct(F.substring("visitor_id", 1, 4)).alias("visitors")'
+
+
+class House:
+    """A copy of the checkout, its broker, its Airflow, and a client that has logged in."""
+
+    def __init__(self, settings: Settings, root: Path) -> None:
+        self.settings, self.root = settings, root
+        self.started: datetime
+        self.http = httpx.Client(base_url=airflow.url(settings), timeout=60)
+
+    def tidemark(self, *argv: str) -> str:
+        """A command of the copied checkout's platform."""
+        env = airflow.clean() | airflow.environment(self.settings) | {"PYTHONPATH": str(self.root / "include")}
+        done = subprocess.run([sys.executable, "-m", "tidemark", *argv], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    def up(self) -> float:
+        """Start Airflow as `tidemark up --airflow` does; the seconds until it was healthy."""
+        began = time.monotonic()
+        self.tidemark("up", "--airflow")
+        self.log_in()
+        return time.monotonic() - began
+
+    def log_in(self, user: str = "admin") -> None:
+        known, _ = airflow.passwords(self.settings)
+        said = self.http.post("/auth/token", json={"username": user, "password": known[user]})
+        said.raise_for_status()
+        self.http.headers["Authorization"] = f"Bearer {said.json()['access_token']}"
+
+    def get(self, path: str, **params: Any) -> Any:
+        said = self.http.get(f"/api/v2/{path}", params=params)
+        said.raise_for_status()
+        return said.json()
+
+    def post(self, path: str, body: Any, ok: bool = True) -> httpx.Response:
+        said = self.http.post(f"/api/v2/{path}", json=body)
+        assert said.is_success == ok, said.text
+        return said
+
+    def trigger(self, dag: str, **conf: Any) -> str:
+        return self.post(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf}).json()["dag_run_id"]
+
+    def tasks(self, dag: str, run: str) -> dict[str, dict[str, Any]]:
+        found = self.get(f"dags/{dag}/dagRuns/{run}/taskInstances", limit=200)["task_instances"]
+        return {
+            t["task_id"] if t["map_index"] < 0 else f"{t['task_id']}[{t['rendered_map_index'] or t['map_index']}]": t
+            for t in found
+        }
+
+    def ended(self, dag: str, run: str, seconds: float = 400) -> str:
+        """The run's state, once it has one that lasts."""
+        return self.until(lambda: (s := self.get(f"dags/{dag}/dagRuns/{run}")["state"]) in ("success", "failed") and s, seconds)
+
+    def log(self, dag: str, run: str, task: str, number: int = 1, mapped: int = -1) -> str:
+        path = f"dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{number}"
+        return json.dumps(self.get(path, map_index=mapped, full_content="true"))
+
+    def until(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {seconds} s"
+            time.sleep(0.3)
+        return found
+
+    def rows(self, sql: str) -> list[Any]:
+        return query.query(self.settings, CATALOG, sql).rows
+
+    def settled(self, table: str, day: date) -> int:
+        [(n,)] = self.rows(f"SELECT count(*) FROM {table} WHERE day = '{day}' AND settled")
+        return n
+
+    def versions(self) -> dict[str, int]:
+        return {d.name: lake.table(self.settings, d).delta().version() for d in CATALOG.derived}
+
+    def watching(self) -> dict[str, Any] | None:
+        """The task that watches the stream now."""
+        if self.http.get("/api/v2/dags/speed_layer").status_code == 404:
+            return None  # not parsed yet
+        runs = self.get("dags/speed_layer/dagRuns", order_by="-run_after", limit=1)["dag_runs"]
+        if not runs:
+            return None
+        found = self.tasks("speed_layer", runs[0]["dag_run_id"])
+        return next((t for name, t in found.items() if name.startswith("watch") and t["state"] == "deferred"), None)
+
+    def pid(self) -> int:
+        return local.status(self.settings)["heartbeat"]["pid"]
+
+
+@pytest.fixture(scope="module")
+def house(jars: Path, fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("charge")
+    for part in ("include", "dags", "plugins", "spark_apps"):
+        shutil.copytree(airflow.ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    own = fresh_settings(folder / "home").model_dump() | {"driver_memory": "1g", "nightly_after": "1 second"}
+    own["airflow_port"] = int(fresh_settings(folder).brokers.rpartition(":")[2])
+    there = House(Settings(_env_file=None, **own), folder)
+    local.start_broker(there.settings)
+    kafka.apply(there.settings, CATALOG.topics.values())
+    for n, day in enumerate([*DAYS, YESTERDAY]):
+        produce(there, kafka.sample(CATALOG.topics["page_views"], seed=n, count=2000, day=day, zone=there.settings.tz))
+    noon = datetime(PARTIAL.year, PARTIAL.month, PARTIAL.day, 12, tzinfo=UTC)
+    produce(there, (event(f"noon-{n}", noon + timedelta(seconds=n)) for n in range(50)))
+    yield there
+    there.tidemark("down")
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+    assert left == []
+
+
+def event(name: str, at: datetime) -> dict[str, str]:
+    return {"event_id": name, "visitor_id": f"v{name}", "page": "/", "viewed_at": at.isoformat()}
+
+
+def produce(house: House, events: Any) -> None:
+    assert kafka.produce(house.settings, CATALOG.topics["page_views"], events).complete
+
+
+def test_airflow_is_healthy_and_has_adopted_the_stream(house: House) -> None:
+    house.up()
+    watching = house.until(house.watching)
+    house.until(lambda: local.status(house.settings).get("heartbeat", {}).get("state") == "running")
+    log = house.log("speed_layer", watching["dag_run_id"], "watch", mapped=watching["map_index"])
+    assert "adopted stream main" in log or "started stream main" in log
+    house.until(lambda: sum(r["records"] for r in lake.ledger_rows(house.settings, "main")) >= 4 * 2000 + 50)
+
+
+def test_kill_of_all_of_airflow_leaves_the_stream_and_its_watcher_goes_on(house: House) -> None:
+    before, pid = house.until(house.watching), house.pid()
+    for name in airflow.COMPONENTS:
+        for one in local.orphans(local.recorded(house.settings, name)):  # type: ignore[arg-type]
+            one.send_signal(signal.SIGKILL)
+    produce(house, [event("while-away", datetime.now(UTC))])
+    house.up()
+    after = house.until(house.watching)
+    assert house.pid() == pid
+    assert (after["dag_run_id"], after["try_number"]) == (before["dag_run_id"], before["try_number"])
+    produce(house, [event("after-it", datetime.now(UTC))])
+    seq = house.until(lambda: local.status(house.settings)["progress"]["seq"])
+    house.until(lambda: f"batch {seq}" in house.log("speed_layer", after["dag_run_id"], "watch", mapped=after["map_index"]))
+
+
+def test_killed_stream_is_started_again_and_there_is_never_a_second(house: House) -> None:
+    pid = house.pid()
+    os.kill(pid, signal.SIGKILL)
+    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
+    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+    mine = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "speed" in (p.info["cmdline"] or []) and p.environ().get("TIDEMARK_HOME") == str(house.settings.home)
+    ]
+    assert len(mine) == 1
+
+
+def test_night_settles_yesterday_and_publishes_each_table(house: House) -> None:
+    house.until(lambda: house.http.get("/api/v2/dags/nightly").is_success)
+    run = house.until(lambda: house.get("dags/nightly/dagRuns", limit=5)["dag_runs"])[0]["dag_run_id"]
+    assert house.ended("nightly", run) == "success"
+    assert house.settled("site_daily_traffic", YESTERDAY) == 1
+    tasks = house.tasks("nightly", run)
+    assert tasks["each.publish[site_daily_traffic]"]["state"] == "success"
+    events = {e["name"] for e in house.get("assets/events", limit=100)["asset_events"]}
+    assert {"tidemark_site_daily_traffic", "tidemark_night"} <= events
+
+
+def test_failing_gate_holds_back_its_own_table_and_the_run_is_red(house: House) -> None:
+    before = house.versions()
+    run = house.trigger("nightly", day=str(PARTIAL))
+    assert house.ended("nightly", run) == "failed"
+    tasks = house.tasks("nightly", run)
+    states = {name: t["state"] for name, t in tasks.items()}
+    assert states["each.gate[site_hourly_traffic]"] == "failed"
+    assert states["each.publish[site_hourly_traffic]"] == "upstream_failed"
+    assert states["each.publish[hourly_traffic]"] == "success"
+    gate = tasks["each.gate[site_hourly_traffic]"]
+    log = house.log("nightly", run, "each.gate", mapped=gate["map_index"])
+    assert "every hour of the day is present" in log and "publish_over" in log
+    after = house.versions()
+    assert house.settled("site_hourly_traffic", PARTIAL) == 0 and after["page_panes"] == before["page_panes"] + 1
+
+    # A person takes the check upon themselves, with a reason that stays.
+    held = next(r for r in lake.runs(house.settings) if r.days == [str(PARTIAL)])
+    over = house.trigger("publish_over", run=held.id, checks=["every hour of the day is present"], reason="a partial first day")
+    assert house.ended("publish_over", over) == "success"
+    assert house.settled("site_hourly_traffic", PARTIAL) == 1
+    assert lake.run_of(house.settings, held.id).tables["site_hourly_traffic"]["forced"]["reason"] == "a partial first day"
+
+
+def test_backfill_settles_three_days_in_order(house: House) -> None:
+    first, last = (datetime.combine(d, datetime.min.time(), UTC).isoformat() for d in (DAYS[0], DAYS[-1]))
+    body = {"dag_id": "nightly", "from_date": first, "to_date": last, "max_active_runs": 1, "reprocess_behavior": "none"}
+    backfill = house.post("backfills", body).json()["id"]
+    house.until(lambda: house.get(f"backfills/{backfill}")["completed_at"], 600)
+    runs = [
+        r for r in house.get("dags/nightly/dagRuns", limit=100, order_by="start_date")["dag_runs"] if r["run_type"] == "backfill"
+    ]
+    assert [(r["data_interval_start"][:10], r["state"]) for r in runs] == [(str(d), "success") for d in DAYS]
+    assert [house.settled("site_daily_traffic", d) for d in DAYS] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("dag", "conf", "said"),
+    [
+        ("nightly", {"day": "2026-13-01"}, "2026-13-01"),
+        ("nightly", {"day": "yesterday"}, "yesterday"),
+        ("reprocess", {"reason": "x"}, "x"),
+        ("reprocess", {"source": "tape", "reason": "why not"}, "tape"),
+        ("control", {"action": "explode", "reason": "why not"}, "explode"),
+        ("rollback", {"run": "some-run"}, "reason"),
+    ],
+)
+def test_form_value_outside_its_schema_is_refused(house: House, dag: str, conf: dict[str, Any], said: str) -> None:
+    assert said in house.post(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf}, ok=False).text
+
+
+def test_day_in_the_future_is_refused_with_a_sentence(house: House) -> None:
+    run = house.trigger("nightly", day=str(TODAY + timedelta(days=3)))
+    house.until(lambda: "is not over in UTC; the last day that can be settled is" in house.log("nightly", run, "wait"))
+    assert house.ended("nightly", run) == "failed"
+
+
+def test_reprocess_is_compared_and_dropped_or_published_by_a_person(house: House) -> None:
+    before = house.versions()
+    first = house.trigger("reprocess", reason="to see", first=str(DAYS[0]))
+    house.until(lambda: house.tasks("reprocess", first)["approve"]["state"] == "awaiting_input", 400)
+    second = house.trigger("reprocess", reason="a second one")
+    assert house.ended("reprocess", second) == "failed"
+    assert "waits for a decision" in house.log("reprocess", second, "plan")
+    asked = house.get(f"dags/reprocess/dagRuns/{first}/taskInstances/approve/-1/hitlDetails")
+    assert "The same on every day" in asked["body"]
+    answer(house, first, "Drop")
+    assert house.ended("reprocess", first) == "success" and house.versions() == before
+    assert [r.state for r in lake.runs(house.settings) if r.reason == "to see"] == ["dropped"]
+
+
+def answer(house: House, run: str, option: str) -> None:
+    path = f"/api/v2/dags/reprocess/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
+    house.http.patch(path, json={"chosen_options": [option], "params_input": {}}).raise_for_status()
+
+
+def test_a_mistake_is_mended_and_taken_back_all_through_airflow(house: House) -> None:
+    """As shipped, visitors are told apart by their first four letters; mended, replayed, approved, taken back."""
+    uv = "SELECT uv FROM site_daily_traffic WHERE day = '{}'"
+    right = {d: house.rows(uv.format(d)) for d in (*DAYS, YESTERDAY)}
+    ship(house, RIGHT, WRONG)
+    wrongly = reprocessed(house, "the mistake")
+    wrong = {d: house.rows(uv.format(d)) for d in right}
+    assert all(wrong[d][0][0] < right[d][0][0] for d in right)
+    ship(house, WRONG, RIGHT)
+    mended = reprocessed(house, "mended")
+    assert {d: house.rows(uv.format(d)) for d in right} == right
+    back = house.trigger("rollback", run=mended, reason="to see it go back")
+    assert house.ended("rollback", back) == "success"
+    assert {d: house.rows(uv.format(d)) for d in right} == wrong and wrongly != mended
+    again = house.trigger("rollback", run="no-such-run", reason="to see it refused")
+    assert house.ended("rollback", again) == "failed" and "there is no run no-such-run" in house.log(
+        "rollback", again, "take_back"
+    )
+
+
+def ship(house: House, before: str, after: str) -> None:
+    """Change the copied checkout's pipeline, and have the stream begin again on it."""
+    file, pid = house.root / "include" / "tidemark" / "pipelines" / "traffic.py", house.pid()
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, after))
+    assert house.ended("control", house.trigger("control", action="restart", reason="new code")) == "success"
+    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
+    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+
+
+def reprocessed(house: House, reason: str) -> str:
+    run = house.trigger("reprocess", reason=reason, first=str(DAYS[0]))
+    house.until(lambda: house.tasks("reprocess", run)["approve"]["state"] == "awaiting_input", 400)
+    answer(house, run, "Publish")
+    assert house.ended("reprocess", run) == "success"
+    return next(r.id for r in lake.runs(house.settings) if r.reason == reason)
+
+
+def test_drained_stream_stays_stopped_until_it_is_started(house: House) -> None:
+    assert house.ended("control", house.trigger("control", action="drain", reason="to look at the disk")) == "success"
+    house.until(lambda: not local.beats(house.settings, "main"))
+    assert local.status(house.settings)["heartbeat"]["state"] == "stopped"
+    watching = house.until(house.watching)
+    house.until(
+        lambda: "to look at the disk" in house.log("speed_layer", watching["dag_run_id"], "watch", mapped=watching["map_index"])
+    )
+    assert house.ended("control", house.trigger("control", action="start", reason="looked")) == "success"
+    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")

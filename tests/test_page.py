@@ -1,0 +1,481 @@
+"""The page in Airflow: what its routes answer on a small lake, who gets in, and what cannot get out."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import page_lake
+import pytest
+from page_lake import HOSTILE
+
+from tidemark import lake
+from tidemark.settings import Settings
+
+PLUGINS = Path(__file__).parent.parent / "plugins"
+HEAVY = ("pyspark", "deltalake", "duckdb", "great_expectations", "pyarrow", "pandas", "confluent_kafka", "fastapi")
+ROUTES = ("hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables")
+
+
+@pytest.fixture(scope="module")
+def page(in_airflow: None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("page", PLUGINS / "page.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def token(in_airflow: None) -> Callable[[str], dict[str, str]]:
+    """The header of somebody with a role, as Airflow's own login makes it."""
+    from airflow.api_fastapi.app import init_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from airflow.models.revoked_token import RevokedToken
+    from airflow.settings import get_engine
+
+    RevokedToken.metadata.create_all(get_engine(), [RevokedToken.__table__])  # all that a look at a token needs
+    manager = init_auth_manager()
+    return lambda role: {"Authorization": f"Bearer {manager.generate_jwt(SimpleAuthManagerUser(username=role, role=role))}"}
+
+
+@pytest.fixture(scope="module")
+def opened(page: ModuleType, token: Callable[[str], dict[str, str]]) -> Callable[[Settings], Any]:
+    """The page's app over a lake, seen by somebody who may look and nothing else."""
+    from fastapi.testclient import TestClient
+
+    return lambda settings: TestClient(
+        page.application(page.Answers(settings)), headers=token("viewer"), raise_server_exceptions=True
+    )
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, datetime]:
+    settings = Settings(_env_file=None, home=tmp_path_factory.mktemp("filled"))
+    return settings, page_lake.fill(settings)
+
+
+@pytest.fixture(scope="module")
+def client(opened: Callable[[Settings], Any], filled: tuple[Settings, datetime]) -> Any:
+    return opened(filled[0])
+
+
+def answer(client: Any, path: str) -> Any:
+    found = client.get(path)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+# -------------------------------------------------------------------------------------------------------- who gets in
+
+
+def test_loading_the_plugin_imports_nothing_heavy(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(PLUGINS)!r}); import airflow.plugins_manager; before = set(sys.modules)\n"
+        f"import page; page.Page()\nprint([m for m in {HEAVY!r} if m in sys.modules and m not in before])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
+def routes_of(app: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every method and path of an app, those of apps within it too; a path's parameters are filled in."""
+    for route in app.routes:
+        inner = getattr(route, "app", None)
+        if getattr(inner, "routes", None) or not hasattr(route, "methods"):
+            assert hasattr(inner, "routes"), f"{prefix}{route.path} is no route that can be looked into; nobody guards it"
+            yield from routes_of(inner, prefix + route.path)
+            continue
+        path = route.path
+        for name in route.param_convertors:
+            path = path.replace("{" + name + "}", "x").replace("{" + name + ":path}", "x")
+        yield from ((method, prefix + path) for method in sorted(route.methods - {"HEAD", "OPTIONS"}))
+
+
+@pytest.fixture(scope="module")
+def every_app(in_airflow: None) -> list[dict[str, Any]]:
+    """Every app of every plugin, loaded as Airflow loads them."""
+    from airflow.plugins_manager import _load_plugins_from_plugin_directory
+
+    plugins, errors = _load_plugins_from_plugin_directory(plugins_folder=str(PLUGINS))
+    assert errors == {}
+    return [app for plugin in plugins for app in plugin.fastapi_apps]
+
+
+@pytest.mark.parametrize("with_token", [{}, {"Authorization": "Bearer nonsense"}, {"Cookie": "_token=nonsense"}])
+def test_every_route_of_every_app_of_every_plugin_refuses_a_stranger(every_app, token, with_token):
+    from fastapi.testclient import TestClient
+
+    asked = [
+        (app["url_prefix"], method, path, TestClient(app["app"], headers=with_token).request(method, path).status_code)
+        for app in every_app
+        for method, path in routes_of(app["app"])
+    ]
+    assert [one for one in asked if one[3] not in (401, 403)] == []
+    assert {path for prefix, _, path, _ in asked if prefix == "/tidemark"} >= {"/", "/docs/x", *(f"/{r}" for r in ROUTES)}
+
+
+def test_a_route_that_nobody_guards_is_found(page):
+    """The walk itself can fail: an open route, an open mount and FastAPI's own pages are all seen."""
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    inner, outer = FastAPI(openapi_url=None), FastAPI()
+    inner.get("/open/{name}")(lambda name: name)
+    outer.mount("/inner", inner)
+    found = list(routes_of(outer))
+    assert ("GET", "/inner/open/x") in found and ("GET", "/openapi.json") in found
+    assert TestClient(outer).get("/inner/open/x").status_code == 200
+
+
+def test_the_page_has_no_route_that_writes(every_app):
+    (app,) = [one["app"] for one in every_app if one["url_prefix"] == "/tidemark"]
+    assert {method for method, _ in routes_of(app)} == {"GET"}
+
+
+def test_the_navigation_has_an_entry_that_airflow_accepts(page):
+    from airflow.api_fastapi.core_api.datamodels.plugins import ExternalViewResponse
+
+    (entry,) = page.Page.external_views
+    assert ExternalViewResponse(**entry).nav_top_level
+    assert len(entry["name"]) <= 9  # more is cut
+
+
+# ------------------------------------------------------------------------------------------------- a lake that is not there
+
+
+def test_a_lake_that_does_not_exist_is_an_empty_page_with_the_command_that_fills_it(opened, tmp_path):
+    client = opened(Settings(_env_file=None, home=tmp_path / "nowhere"))
+    found = {route: answer(client, route) for route in ROUTES}
+    assert found.pop("streams")["streams"][0]["state"] == "not started"
+    assert found.pop("rejects")["rejects"] == []
+    assert found == {
+        "hour": {"marks": []},
+        "pages": {"pages": [], "of": 0},
+        "days": {"days": []},
+        "verdicts": {"runs": [], "tables": []},
+        "runs": {"runs": [], "of": 0},
+        "tables": {"tables": []},
+    }
+    assert "tidemark produce page_views --sample" in client.get("/").text
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_table_that_cannot_be_read_is_a_sentence(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    log = settings.lake_path / "views/site_last_hour/_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("{")
+    found = opened(settings).get("/hour")
+    assert found.status_code == 503
+    assert found.json()["detail"].startswith("a table cannot be read: ")
+
+
+def test_a_query_that_takes_too_long_is_a_sentence(page, opened, filled, monkeypatch):
+    # 10^14 pairs: it is stopped by the limit, or the test by its own.
+    monkeypatch.setattr(page, "SECONDS", 0.2)
+    slow = "(SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b) > 0"
+    monkeypatch.setattr(page.Answers, "since", lambda self, view: slow)
+    found = opened(filled[0]).get("/hour")
+    assert (found.status_code, "took longer than 0.2 seconds" in found.json()["detail"]) == (503, True)
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_the_hour_is_its_marks(client, filled):
+    found, newest = answer(client, "hour"), filled[1]
+    assert len(found["marks"]) == 721
+    assert found["marks"][0][0] == (newest - timedelta(hours=1)).isoformat()
+    assert found["marks"][-1] == [newest.isoformat(), 361_204, 18_377]
+
+
+def test_the_busiest_pages_are_beside_what_they_were_an_hour_before(client):
+    found = answer(client, "pages")
+    assert [(p["page"], p["pv"], p["uv"], p["before"]) for p in found["pages"][:2]] == [
+        ("/", 10_000, 1000, 8000),
+        ("/search", 5000, 500, 4000),
+    ]
+    assert (found["pages"][-1]["page"], found["pages"][-1]["before"], found["of"]) == (HOSTILE, None, 6)
+
+
+def test_a_table_that_was_made_again_is_another_one(page, tmp_path):
+    """The lake may be deleted while Airflow goes on: `make clean-demo`."""
+    answers = page.Answers(Settings(_env_file=None, home=tmp_path))
+    later, sooner = datetime(2026, 11, 19, 12, tzinfo=UTC), datetime(2026, 11, 18, 12, tzinfo=UTC)
+    for mark, times in ((later, 3), (sooner, 1)):
+        for n in range(times):
+            row = {"mark": mark, "pv": 1, "uv": 1, "settled": False, "day": mark.date()}
+            page_lake.write(answers.settings, "views/site_last_hour", [row], f"live/{n}-all-aa")
+        assert [m for m, *_ in answers.hour()["marks"]] == [mark] * times
+        shutil.rmtree(answers.settings.lake_path)
+    assert answers.hour()["marks"] == []
+
+
+def test_marks_older_than_an_hour_before_the_newest_are_left_out(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    newest = datetime(2026, 11, 19, 0, 30, tzinfo=UTC)  # the hour before lies in two days
+    rows = [
+        {
+            "mark": newest - timedelta(minutes=m),
+            "pv": m + 1,
+            "uv": 1,
+            "settled": False,
+            "day": (newest - timedelta(minutes=m)).date(),
+        }
+        for m in (0, 10, 60, 61, 100)
+    ]
+    page_lake.write(settings, "views/site_last_hour", rows, "live/20261119T00-all-aa")
+    assert [pv for _, pv, _ in answer(opened(settings), "hour")["marks"]] == [61, 11, 1]
+
+
+def test_a_stream_is_its_state_its_progress_and_its_last_batches(client):
+    (found,) = answer(client, "streams")["streams"]
+    assert (found["name"], found["state"], found["progress"]["lag"]) == ("main", "running", 12)
+    assert [b["seq"] for b in found["batches"]] == list(range(2, 42))
+    assert sum(b["rejects"] for b in found["batches"]) == 10
+    assert list(found["set_aside"]) == ["page_panes"]
+    assert (found["wanted"]["state"], found["wanted"]["by"]) == ("running", "admin")
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "state"),
+    [
+        ("running", 5, "running"),
+        ("running", 20, "silent"),
+        ("starting", 60, "starting"),
+        ("starting", 180, "silent"),
+        ("stopped", 9999, "stopped"),
+    ],
+)
+def test_a_stream_without_a_heartbeat_is_silent(opened, tmp_path, said, seconds, state):
+    settings = Settings(_env_file=None, home=tmp_path)
+    folder = settings.state / "main"
+    folder.mkdir(parents=True)
+    at = datetime.now(UTC) - timedelta(seconds=seconds)
+    (folder / "heartbeat.json").write_text(json.dumps({"pid": 1, "state": said, "at": at.isoformat()}))
+    assert answer(opened(settings), "streams")["streams"][0]["state"] == state
+
+
+def test_days_say_what_their_settling_changed(client, filled):
+    today, yesterday, second, third = answer(client, "days")["days"]
+    assert [d["settled"] for d in (today, yesterday, second, third)] == [False, True, True, True]
+    assert (today["pv"], len(today["hours"]), today["settling"], today["again"]) == (8_640_000, 9, None, [])
+    assert (yesterday["settling"]["compared"], second["settling"]) == (False, None)  # the second was never published
+    settling = third["settling"]
+    assert (settling["run"], settling["changed"], settling["missing"]) == (f"settle-{third['day']}", 1, 0)
+    assert (settling["before"]["pv"], settling["after"]["pv"]) == (8_279_940, 8_280_000)
+    assert [(a["run"], a["changed"], a["missing"], a["rows"]) for a in third["again"]] == [(f"again-{third['day']}", 3, 1, 25)]
+
+
+def test_verdicts_are_a_history_of_each_check(client):
+    found = answer(client, "verdicts")
+    assert [len(found["runs"]), *(t["table"] for t in found["tables"])] == [2, "page_panes", "site_daily_traffic"]
+    checks = {c["check"]: (c["outcomes"], c["unexpected"]) for c in found["tables"][1]["checks"]}
+    assert checks == {"PV is right": (["passed", "failed"], [None, 7]), HOSTILE: (["passed", "warned"], [None, 1])}
+
+
+@pytest.mark.parametrize("kept", ["beside the run", "in the lake"])
+def test_failing_rows_are_there_as_they_were_stored(opened, tmp_path, kept):
+    settings = Settings(_env_file=None, home=tmp_path)
+    now = datetime.now(UTC)
+    page_lake.runs(settings, now.date(), now)
+    run = f"settle-{now.date() - timedelta(days=2)}"
+    if kept == "in the lake":
+        (settings.lake_path / "runs" / f"{run}.verdicts").unlink()
+    found = answer(opened(settings), f"verdicts/{run}")
+    (failed,) = [v for v in found["verdicts"] if v["outcome"] == "failed" and v["severity"] == "critical"]
+    assert (failed["unexpected"], [row["pv"] for row in failed["sample"]]) == (7, [12, 13])
+    assert failed["sample"][0]["page"] == HOSTILE
+
+
+@pytest.mark.parametrize("run", ["nowhere", "%2e%2e", "%2e%2e%2fruns", "x' OR 'a' = 'a", "settle-2026*"])
+def test_verdicts_of_a_run_that_is_none_are_not_found(client, run):
+    assert client.get(f"/verdicts/{run}").status_code == 404
+
+
+def test_runs_say_what_became_of_each_table_and_what_stands_in_the_way_of_a_roll_back(client):
+    found = {r["id"].split("-")[0] + str(n): r for n, r in enumerate(answer(client, "runs")["runs"])}
+    forced, again, failed, settled = found.values()  # newest first
+    assert forced["tables"]["site_daily_traffic"]["forced"]["reason"] == f"the check is wrong {HOSTILE}"
+    assert (settled["can_go_back"], settled["in_the_way"]) == (True, again["id"])
+    assert (again["can_go_back"], again["in_the_way"]) == (True, None)
+    assert (failed["can_go_back"], failed["undecided"], failed["pins"]) == (False, True, {"main": 17})
+
+
+def test_rejects_are_counted_by_reason_with_the_newest_of_each(client):
+    found = {r["reason"]: r for r in answer(client, "rejects")["rejects"]}
+    assert {reason: r["records"] for reason, r in found.items()} == {
+        "page: a number, not a string": 8,
+        HOSTILE: 1,
+        "not UTF-8": 1,
+    }
+    assert sum(found["page: a number, not a string"]["by_day"].values()) == 8
+    assert found["not UTF-8"]["example"] == {"partition": 3, "offset": 21, "value": "\\xff\\xfe"}
+    assert found[HOSTILE]["example"]["value"] == HOSTILE
+
+
+def test_tables_have_files_and_bytes(client):
+    found = {t["name"]: t for t in answer(client, "tables")["tables"]}
+    assert set(found) == {
+        "page_views", "last_hour", "site_last_hour", "site_hourly_traffic", "site_daily_traffic", "ledger", "verdicts",
+    }  # fmt: skip
+    assert (found["ledger"]["files"], found["ledger"]["rows"]) == (40, 40)
+    assert all(t["bytes"] > 0 for t in found.values())
+
+
+def test_an_answer_is_computed_once_for_all_who_ask_at_once(page):
+    computed, go = [], threading.Event()
+
+    def ask() -> list[int]:
+        go.wait(10)
+        computed.append(1)
+        return computed
+
+    kept, found = page.Kept(ask, 60), []
+    threads = [threading.Thread(target=lambda: found.append(kept.answer())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert (found, computed) == ([b"[1]"] * 8, [1])
+
+
+def test_an_answer_is_computed_again_when_its_time_is_over_and_an_error_not_sooner(page):
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        raise lake.LakeError("not now")
+
+    kept = page.Kept(ask, 60)
+    for _ in range(3):
+        with pytest.raises(lake.LakeError, match="not now"):
+            kept.answer()
+    assert len(asked) == 1
+    kept.until = time.monotonic()
+    with pytest.raises(lake.LakeError):
+        kept.answer()
+    assert len(asked) == 2
+
+
+def test_an_answer_is_not_computed_again_before_its_folder_has_changed(page, tmp_path):
+    asked = []
+    kept = page.Kept(lambda: asked.append(1), 0, lambda: [tmp_path, tmp_path / "nowhere"])
+
+    def asked_after(seconds_ago: int) -> int:
+        at = time.time_ns() // 10**9 - seconds_ago
+        os.utime(tmp_path, (at, at))
+        kept.answer(), kept.answer()
+        return len(asked)
+
+    assert (asked_after(60), asked_after(30)) == (1, 2)
+    kept.answer()
+    assert len(asked) == 2
+    assert asked_after(0) == 4  # touched just now: whatever comes within the same tick of the clock must be seen too
+
+
+# ------------------------------------------------------------------------------------------------------- text from data
+
+
+@pytest.mark.parametrize("path", [*ROUTES])
+def test_answers_are_json_that_no_browser_takes_for_markup(client, path):
+    found = client.get(f"/{path}")
+    assert found.headers["content-type"] == "application/json"
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert found.headers["content-security-policy"].startswith("default-src 'none'")
+    assert found.headers["cache-control"] == "no-store"
+
+
+def test_half_a_surrogate_pair_is_answered(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    lake.save(settings, lake.Run("r1", "staged", [], "half \ud83d", datetime.now(UTC).isoformat(), "0"))
+    assert b"half \\ud83d" in opened(settings).get("/runs").content
+
+
+def test_the_page_never_parses_text():
+    html = (PLUGINS / "page.html").read_text()
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc", "DOMParser"):
+        assert way not in html, way
+    assert "http://" not in html.replace("http://www.w3.org/2000/svg", "") and "https://" not in html
+
+
+def test_the_page_runs_its_own_script_and_no_other(client):
+    found = client.get("/")
+    policy = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"].startswith("'sha256-") and policy["style-src"].startswith("'sha256-")
+    assert "unsafe" not in found.headers["content-security-policy"]
+    assert policy["frame-ancestors"] == "'self'"
+
+
+# ----------------------------------------------------------------------------------------------------------- Data Docs
+
+
+@pytest.fixture
+def docs(opened: Callable[[Settings], Any], tmp_path: Path) -> Any:
+    settings = Settings(_env_file=None, home=tmp_path / "home")
+    folder = settings.home / "docs"
+    (folder / "validations" / "site").mkdir(parents=True)
+    (folder / "index.html").write_text("<h1>Data Docs</h1>")
+    (folder / "validations" / "site" / "a run.html").write_text("<h1>a run</h1>")
+    (settings.home / "secret.json").write_text("{}")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "index.html").write_text("outside")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "passwords").symlink_to(settings.home / "secret.json")
+    return opened(settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"), [("", "Data Docs"), ("index.html", "Data Docs"), ("validations/site/a%20run.html", "a run")]
+)
+def test_data_docs_are_served_without_any_script(docs, path, says):
+    found = docs.get(f"/docs/{path}")
+    assert (found.status_code, says in found.text) == (200, True)
+    assert found.headers["content-type"].startswith("text/html")
+    policy = found.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src" not in policy and "http" not in policy
+
+
+OUTSIDE = """
+%2e%2e/secret.json %2e%2e%2fsecret.json %2e%2e%2f%2e%2e%2foutside/index.html validations/%2e%2e/%2e%2e/secret.json
+%252e%252e/secret.json %2e%2e%5csecret.json ....//secret.json /etc/passwd %2fetc%2fpasswd ~/.bashrc link link/index.html passwords
+nowhere.html validations %00 index.html%00.png
+"""
+"""Dots are written as %2e: a client would resolve them itself, and Airflow would never see them."""
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE.split(), "x" * 5000])
+def test_no_path_leads_out_of_the_docs(docs, path):
+    assert docs.get(f"/docs/{path}").status_code == 404
+
+
+def test_a_verdict_knows_its_page_in_the_docs(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    now = datetime.now(UTC)
+    page_lake.runs(settings, now.date(), now)
+    run = f"settle-{now.date() - timedelta(days=2)}"
+    folder = settings.home / "docs" / "validations" / "site_daily_traffic" / run / "20261119T000000.000000Z"
+    folder.mkdir(parents=True)
+    (folder / "site_daily_traffic.html").write_text("its page")
+    client = opened(settings)
+    found = answer(client, f"verdicts/{run}")["docs"]
+    assert list(found) == ["site_daily_traffic"]
+    assert client.get(f"/docs/{found['site_daily_traffic']}").text == "its page"
