@@ -27,12 +27,14 @@ test: jars  ## the whole suite, a real broker included
 test-all: jars  ## the suite and its long tests
 	$(RUN)/pytest -m ""
 
-check: install  ## what CI looks at beside the tests: style, layers, types, the lock
+check: install  ## what CI looks at beside the tests: style, layers, types, the lock, the containers
 	$(UV) lock --check
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/lint-imports
 	$(RUN)/mypy
+	@env $$(sed -n 's/^\([A-Z_]*\)=$$/\1=x/p' .env.example) \
+	$(RUN)/podman-compose --dry-run -f docker-compose.yaml --profile spark config --quiet
 
 bench: jars  ## the race against plain Structured Streaming; writes bench/out/figures.json
 	$(RUN)/python -m bench

@@ -284,6 +284,20 @@ def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):
         assert local.beats(config, "main") is lives
 
 
+@pytest.mark.parametrize(
+    ("state", "minutes", "lives"),
+    [("running", 0.5, True), ("running", 2, False), ("starting", 2, True), ("starting", 20, False), ("held", 0, False)],
+)
+def test_service_lives_as_long_as_its_heart_beats(config, state, minutes, lives):
+    service = config.model_copy(update={"stream_backend": "service"})
+    beat = service.state / "main" / "heartbeat.json"
+    beat.parent.mkdir(parents=True)
+    at = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=minutes)
+    for pid in (os.getpid(), 2**22 + 1):  # where the process is, this number may be another's or nobody's
+        beat.write_text(json.dumps({"state": state, "pid": pid, "at": at.isoformat()}))
+        assert local.beats(service, "main") is lives
+
+
 def test_unread_counts_what_no_committed_batch_has_read():
     pin = lake.Pin("main", 4, {"page_views": {"0": 10, "1": 5}}, "")
     assert cli.unread({"main": pin}, {"page_views": {0: 10, 1: 7, 2: 1}}) == 3

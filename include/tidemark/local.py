@@ -28,6 +28,7 @@ import structlog
 from filelock import FileLock, Timeout
 
 from tidemark import kafka
+from tidemark.model import duration
 from tidemark.settings import Settings
 
 log = structlog.get_logger()
@@ -36,6 +37,8 @@ SOURCES = Path(__file__).parent.parent
 IVY, HASHES = SOURCES / "ivy.xml", SOURCES / "jars.sha256"
 JAVA_WANTED = 17
 BROKER = "broker"
+STARTING = timedelta(minutes=10)
+"""How long a service that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
 LARGEST_REQUEST = 17 * 1024 * 1024
 """Bytes of a record batch that the embedded broker takes: a record of 16 MiB and what surrounds it."""
 
@@ -468,10 +471,16 @@ def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
 
 
 def beats(settings: Settings, stream: str) -> bool:
-    """Whether a process of the stream lives, whoever started it."""
+    """Whether a process of the stream lives, whoever started it.
+
+    A service is known by its heartbeat alone: where others look, the number of its process is another's or nobody's.
+    """
     beat = status(settings, stream).get("heartbeat", {})
     if beat.get("state") not in ("starting", "running", "waiting"):
         return False
+    if settings.stream_backend == "service":
+        silent = datetime.now(UTC) - datetime.fromisoformat(beat["at"])
+        return silent <= (STARTING if beat["state"] == "starting" else duration(settings.stale_after))
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
         return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
     return False

@@ -89,6 +89,23 @@ def beside(spark: SparkSession) -> SparkSession:
     return other
 
 
+def cluster(settings: Settings) -> dict[str, str]:
+    """What a master that is not local needs beside `SETTINGS`; nothing for a local one.
+
+    Executors get the jars from this process, and read and write the lake at the same path as it does.
+    """
+    if settings.master.startswith("local"):
+        return {}
+    return {
+        "spark.driver.host": settings.driver_host,
+        "spark.driver.bindAddress": settings.driver_host,
+        "spark.executor.memory": settings.driver_memory,
+        # A standalone master gives the first application every core, and the second waits until it ends.
+        "spark.cores.max": str(settings.cluster_cores),
+        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
+    }
+
+
 def java(settings: Settings) -> dict[str, str]:
     """What must be said before the JVM starts."""
     # C1 only and the serial collector: on two cores a start is twice as fast and small batches cost less.
@@ -99,7 +116,9 @@ def java(settings: Settings) -> dict[str, str]:
 
 def submitted(settings: Settings) -> dict[str, Any]:
     """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it."""
-    conf = java(settings) | {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))}
+    conf = (
+        java(settings) | {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))} | cluster(settings)
+    )
     return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
 
 
@@ -128,6 +147,6 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -
         builder = builder.master(settings.master).config("spark.jars", ",".join(map(str, jars)))
         for name, value in java(settings).items():
             builder = builder.config(name, value)
-    for name, value in (SETTINGS | (extra or {})).items():
+    for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

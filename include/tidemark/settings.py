@@ -54,6 +54,11 @@ class Settings(BaseSettings):
     master: str = "local[2]"
     """Spark's master for the stream, settling and replays."""
     driver_memory: str = "1536m"
+    """The largest heap of a Spark process, on a cluster of an executor too."""
+    driver_host: str = "127.0.0.1"
+    """The address at which the executors of a cluster reach this process; with a local master there are none."""
+    cluster_cores: int = Field(default=2, ge=1)
+    """The most cores that one Spark process takes of a cluster; without a limit the first would take all for itself."""
     zone: str = "UTC"
     """The business time zone: a name of the IANA database."""
     replication: int = 1
