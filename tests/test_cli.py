@@ -25,7 +25,7 @@ from tidemark.local import Lease
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
-HEAVY = ("pyspark", "duckdb", "deltalake", "confluent_kafka", "pyarrow", "pandas", "numpy", "great_expectations")
+HEAVY = ("pyspark", "duckdb", "deltalake", "confluent_kafka", "pyarrow", "pandas", "numpy", "great_expectations", "matplotlib")
 NOON = dt.datetime(2026, 11, 19, 12, tzinfo=dt.UTC)
 
 
@@ -123,6 +123,8 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main"),
         (["rejects", "nowhere"], "there is no topic nowhere"),
         (["rejects", "--day", "x"], "--day x is not a day"),
+        (["report", "--day", "x"], "--day x is not a day"),
+        (["report", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; the last day that has a report is 20"),
         (["topics", "list", "--yaml"], "No such option"),
     ],
 )
@@ -189,7 +191,8 @@ def test_help_imports_nothing_heavy(words):
 
 def test_every_command_of_the_house_is_there(run):
     said = run("--help").stdout
-    wanted = "up down topics produce consume speed settle publish runs query watch status rejects tables compact sweep jars demo"
+    wanted = "up down topics produce consume speed settle publish runs query watch status rejects tables compact sweep report"
+    wanted += " jars demo"
     assert [word for word in wanted.split() if f"│ {word} " not in said] == []
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemark.settings import Settings
 
 FAILED, WRONG, HELD, INTERRUPTED = 1, 2, 75, 130
-CODES = {"QueryError": WRONG, "DeclarationError": WRONG, "TopicMissing": WRONG, "LeaseHeld": HELD}
+CODES = {"QueryError": WRONG, "DeclarationError": WRONG, "TopicMissing": WRONG, "ReportError": WRONG, "LeaseHeld": HELD}
 TEXT_SHOWN = 120
 
 
@@ -733,6 +733,7 @@ def failed(run: Run) -> bool:
 
 
 def show_run(run: Run) -> None:
+    counts = ("missing", "extra", "changed", "late", "unexplained")
     rows = []
     for name, one in run.tables.items():
         compared = one.get("compare") or {}
@@ -741,14 +742,12 @@ def show_run(run: Run) -> None:
             [
                 name,
                 one.get("rows"),
-                *(compared.get(c) for c in ("missing", "extra", "changed")),
+                *(compared.get(c) for c in counts),
                 one.get("gate"),
                 "; ".join(reasons),
             ]
         )
-    table(
-        ("table", "rows", "missing", "extra", "changed", "gate", "because"), rows, right=("rows", "missing", "extra", "changed")
-    )
+    table(("table", "rows", *counts, "gate", "because"), rows, right=("rows", *counts))
 
 
 @app.command()
@@ -860,6 +859,31 @@ def query(
     table(found.columns, found.rows, right=numbers)
     cut = "; there are more, ask for them with --rows" if found.truncated else ""
     typer.echo(f"{len(found.rows):,} rows in {found.elapsed:.2f} s{cut}", err=True)
+
+
+@app.command("report")
+def report_of_day(
+    day: Annotated[str | None, typer.Option(help="A day that is over; yesterday of the business zone unless said.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Write the report of a day, a page with pictures and its numbers as CSV, and print where it is.
+
+    Page views and visitors against the day and the week before, live against settled, late events, rejects, checks, days that
+    were restated, and the streams now. A day that is held back has its report too: it says why, and what follows.
+
+    tidemark report
+
+    tidemark report --day 2026-11-19
+    """
+    from tidemark import report as engine
+
+    config = settings()
+    wanted = day_of(day, "--day") if day else datetime.now(config.tz).date() - timedelta(days=1)
+    page = engine.report(config, catalog(), wanted)
+    if json_:
+        show({"day": wanted, "report": page, "numbers": page.with_suffix(".csv")})
+    else:
+        typer.echo(str(page))
 
 
 @app.command()

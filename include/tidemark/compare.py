@@ -1,18 +1,18 @@
-"""What a run would change for readers: by table and day, the rows changed, missing and extra, with samples."""
+"""What a run would change for readers: by table and day, the rows changed, missing and extra, with samples, and why."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from tidemark import fold, functions, lake
-from tidemark.model import Catalog, Rollup, View
+from tidemark.model import Catalog, Live, Rollup, View, duration, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 SAMPLES = 3
 """Rows shown of each table, day and kind of difference."""
+COUNTS = ("rows", "missing", "extra", "changed", "late", "unexplained")
+DAY, HOUR, MOMENT = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
+
+Pins = Mapping[str, lake.Pin]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Difference:
     """One day of one table. `missing` rows are the run's alone, `extra` ones the published table's alone.
 
     `samples` are `{"what": changed | missing | extra, "run": {…} or None, "published": {…} or None}`; a set is shown as
-    how many values it holds.
+    how many values it holds. Of the rows that differ `late` ones may differ because of an event that came late (the law is
+    `spans_of_late`), `unexplained` ones for no reason that is known; the two are all of them. None where nobody asks: of a
+    rollup, of a view that is not live, of a replay.
     """
 
     table: str
@@ -38,6 +44,8 @@ class Difference:
     missing: int
     extra: int
     samples: list[dict[str, Any]] = field(default_factory=list)
+    late: int | None = None
+    unexplained: int | None = None
 
     @property
     def same(self) -> bool:
@@ -54,11 +62,11 @@ def compare(spark: SparkSession, settings: Settings, catalog: Catalog, run: lake
     for name in names:
         declared = catalog[name]
         assert isinstance(declared, Rollup | View)
-        found += table(spark, settings, declared, run)
+        found += table(spark, settings, catalog, declared, run)
     return found
 
 
-def table(spark: SparkSession, settings: Settings, declared: Rollup | View, run: lake.Run) -> list[Difference]:
+def table(spark: SparkSession, settings: Settings, catalog: Catalog, declared: Rollup | View, run: lake.Run) -> list[Difference]:
     days = run.days_of(declared)
     if not days:
         return []
@@ -67,10 +75,13 @@ def table(spark: SparkSession, settings: Settings, declared: Rollup | View, run:
     before = {r["day"]: r for r in fingerprints(theirs).toArrow().to_pylist()}
     other = [d for d in days if counts.get(d) != before.get(d)]
     rows = {d: counts[d]["rows"] if d in counts else 0 for d in days}
-    found = {d: Difference(declared.name, d, rows[d], 0, 0, 0) for d in days}
-    if other:
-        for difference in apart(declared, ours, theirs, other, rows):
-            found[difference.day] = difference
+    live = declared.refresh if isinstance(declared, View) and run.kind == "settle" else None
+    none = 0 if live else None
+    found = {d: Difference(declared.name, d, rows[d], 0, 0, 0, late=none, unexplained=none) for d in days}
+    for pins, group in origins(settings, declared, run, other) if live else [(None, other)]:
+        if group:
+            late = spans_of_late(spark, settings, catalog, declared, live, run, group, pins) if live else None
+            found |= {one.day: one for one in apart(declared, ours, theirs, group, rows, late)}
     return [found[d] for d in days]
 
 
@@ -89,6 +100,73 @@ def sides(
     return first, second
 
 
+def origins(
+    settings: Settings, declared: Rollup | View, run: lake.Run, days: Sequence[date]
+) -> list[tuple[Pins | None, list[date]]]:
+    """Days by the run that has published what readers have of them, with its pins; None where what they have is live."""
+    others = [r for r in lake.runs(settings) if r.id != run.id and r.tables.get(declared.name, {}).get("published")]
+    newest = {d: r for r in sorted(others, key=lambda r: r.tables[declared.name]["published"]) for d in r.days_of(declared)}
+    found: dict[str, tuple[Pins | None, list[date]]] = {}
+    for d in days:
+        origin = newest.get(d)
+        found.setdefault(origin.id if origin else "", (origin.pins if origin else None, []))[1].append(d)
+    return list(found.values())
+
+
+def spans_of_late(
+    spark: SparkSession,
+    settings: Settings,
+    catalog: Catalog,
+    declared: Rollup | View,
+    live: Live,
+    run: lake.Run,
+    days: Sequence[date],
+    pins: Pins | None,
+) -> DataFrame:
+    """The spans of a view's time, `start` and `end` (exclusive), in which late events explain that rows of some days differ.
+
+    The law: a row that differs is explained if in what it looks at, `[time - lookback, time + its own length + lookahead]`,
+    lies an accepted event that one of the two sides need not have. What is live (`pins` is None) need not have an event that
+    came when stream time, that of its own batch, was past it by more than `back`, nor one that came within the last two
+    `every`, nor, where marks are computed again once they are `back` old, one that stream time is not past by twice that.
+    What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
+    An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
+    It does not say that the event is why: a fault in a row beside late events is taken for late.
+    """
+    assert isinstance(declared, View)
+    behind, ahead, length = duration(declared.lookback), duration(declared.lookahead), HOUR - MOMENT
+    if declared.time == "day":
+        length = timedelta(0)
+    around = {d + n * DAY for d in days for n in range(-behind // DAY, -(-ahead // DAY) + 1)}
+    # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
+    since = datetime.combine(min(around), datetime.min.time(), UTC) - DAY
+    entered = lake.read(spark, lake.ledger(settings), low=since)
+    at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(spark, "start TIMESTAMP, end TIMESTAMP")]
+    for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
+        batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
+            "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
+        )
+        log = lake.read(spark, lake.table(settings, topic), days=around).where(F.col("reject").isNull())
+        events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
+        # Each event after its batch, in order: a join by ranges would hold every event against every batch.
+        order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
+        both = events.unionByName(batches, allowMissingColumns=True)
+        came = both.select(at, F.last("batch", ignorenulls=True).over(order).alias("batch")).where(at.isNotNull())
+        lacking = batch["seq"] > (run.pins[topic.stream].seq if topic.stream in run.pins else -1)
+        if pins is None:
+            back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
+            lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
+            times = [r["stream_time"] for r in lake.newest_batch(settings, topic.stream) if r["stream_time"]]
+            if declared.shortcut and declared.shortcut.coarse and times:
+                lacking |= at > F.lit(max(times) - 2 * back)
+        elif topic.stream in pins:
+            lacking |= batch["seq"] > pins[topic.stream].seq
+        hours = came.where(lacking).groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
+        start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
+        found.append(hours.select(start.alias("start"), end.alias("end")))
+    return fold.union(found)
+
+
 def shown(declared: Rollup | View, rows: DataFrame) -> DataFrame:
     """A table's rows as they are compared and shown: `day`, the key, the rest by name; no `settled`."""
     rest = sorted(c for c in rows.columns if c not in (*declared.key, "day", "settled"))
@@ -103,9 +181,14 @@ def fingerprints(rows: DataFrame) -> DataFrame:
 
 
 def apart(
-    declared: Rollup | View, ours: DataFrame, theirs: DataFrame, days: Sequence[date], rows: dict[date, int]
+    declared: Rollup | View,
+    ours: DataFrame,
+    theirs: DataFrame,
+    days: Sequence[date],
+    rows: dict[date, int],
+    late: DataFrame | None = None,
 ) -> list[Difference]:
-    """The days that differ, row by row."""
+    """The days that differ, row by row; `late` are spans of time, of which the rows are counted apart from the others."""
     sets = [c for c, m in declared.merge.items() if m == "distinct"] if isinstance(declared, Rollup) else []
     key = list(dict.fromkeys(("day", *declared.key)))
     rest = [c for c in ours.columns if c not in key]
@@ -128,6 +211,11 @@ def apart(
     found: dict[date, dict[str, int]] = {}
     for r in differing.groupBy("day", "what").count().toArrow().to_pylist():
         found.setdefault(r["day"], {})[r["what"]] = r["count"]
+    if late is not None:
+        within = fold.within(differing, declared.time, late).groupBy("day").count().toArrow().to_pylist()
+        explained = {r["day"]: r["count"] for r in within}
+        for d, counts in found.items():
+            counts |= {"late": explained.get(d, 0), "unexplained": sum(counts.values()) - explained.get(d, 0)}
 
     def row_of(side: str) -> Column:
         columns = [F.col(k) for k in key if k != "day"]
@@ -141,9 +229,7 @@ def apart(
         said = {"what": r["what"], **{side: json.loads(r[side]) if r[side] else None for side in ("run", "published")}}
         samples.setdefault(r["day"], []).append(said)
     return [
-        Difference(
-            declared.name, d, rows[d], counts.get("changed", 0), counts.get("missing", 0), counts.get("extra", 0), samples[d]
-        )
+        Difference(declared.name, d, rows[d], **{"changed": 0, "missing": 0, "extra": 0, **counts}, samples=samples[d])
         for d, counts in sorted(found.items())
     ]
 
@@ -177,12 +263,13 @@ def kept(settings: Settings, run: lake.Run) -> list[Difference] | None:
 
 
 def totals(differences: Iterable[Difference]) -> dict[str, dict[str, int]]:
-    """`{table: {rows, changed, missing, extra}}` over all days."""
+    """`{table: {rows, missing, extra, changed}}` over all days; and `late` and `unexplained`, where they are counted."""
     found: dict[str, dict[str, int]] = {}
     for one in differences:
-        sums = found.setdefault(one.table, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
-        for name in sums:
-            sums[name] += getattr(one, name)
+        sums = found.setdefault(one.table, {})
+        for name in COUNTS:
+            if (count := getattr(one, name)) is not None:
+                sums[name] = sums.get(name, 0) + count
     return found
 
 
@@ -207,9 +294,14 @@ def as_markdown(run: lake.Run, differences: Sequence[Difference]) -> str:
         "",
     ]
     if other:
-        lines += ["| table | day | rows | changed | missing | extra |", "|---|---|---:|---:|---:|---:|"]
-        lines += [f"| {d.table} | {d.day} | {d.rows:,} | {d.changed:,} | {d.missing:,} | {d.extra:,} |" for d in other]
+        asked = any(d.late is not None for d in other)
+        counts = ["rows", "changed", "missing", "extra", *(["late", "unexplained"] if asked else [])]
+        lines += [f"| table | day | {' | '.join(counts)} |", f"|---|---|{'---:|' * len(counts)}"]
+        for d in other:
+            numbers = ("" if (count := getattr(d, name)) is None else f"{count:,}" for name in counts)
+            lines.append(f"| {d.table} | {d.day} | {' | '.join(numbers)} |")
         lines += ["", "*Missing* rows are the run's alone, *extra* ones the published table's alone.", ""]
+        lines += ["*Late* ones are explained by events that came late, *unexplained* ones by nothing.", ""] if asked else []
     if same:
         counts = [f"{name} ({sums[name]['rows']:,} rows)" for name in same]
         lines += [f"The same on every day: {', '.join(counts)}.", ""]

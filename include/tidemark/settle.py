@@ -856,11 +856,15 @@ class Settling:
         found = []
         for declared in chosen:
             began = time.monotonic()
-            mine = compare.table(self.spark, self.settings, declared, self.run)
+            mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run)
             found += mine
             sums = compare.totals(mine).get(declared.name, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
             self.run.tables[declared.name]["compare"] = sums
             self.progress(f"{declared.name}: {in_words(sums)} ({time.monotonic() - began:.1f} s)")
+            if count := sums.get("unexplained"):
+                said = f"rows of {declared.name} that differ from what readers have, and that no late event explains: {count:,}"
+                log.error(said, run=self.run.id, see=f"tidemark compare {self.run.id}")
+                self.run.note = "; ".join(filter(None, (self.run.note, said)))
         compare.keep(self.settings, self.run, found)
         lake.save(self.settings, self.run)
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from structlog.testing import capture_logs
 
-from tidemark import fold, kafka, lake, model, query, settle, speed
+from tidemark import compare, fold, kafka, lake, model, query, settle, speed
 from tidemark.functions import distinct, how_many, pane
 from tidemark.model import Catalog, Live, Topic, View, expect, rollup, view
 from tidemark.pipelines import CATALOG, traffic
@@ -251,6 +252,7 @@ def test_settling_finds_no_live_row_changed_and_none_too_many(day: Traffic) -> N
     compared = {name: day.run.tables[name]["compare"] for name in BRUTE}
     assert {name: (c["changed"], c["extra"]) for name, c in compared.items()} == dict.fromkeys(BRUTE, (0, 0))
     assert {name: c["missing"] for name, c in compared.items() if name not in TIMES} == dict.fromkeys(set(BRUTE) - set(TIMES), 0)
+    assert {name: c["late"] + c["unexplained"] for name, c in compared.items()} == {n: c["missing"] for n, c in compared.items()}
     assert [t for t, said in day.run.tables.items() if said["gate"] != "passed"] == []
 
 
@@ -361,6 +363,14 @@ class Clicks:
             hours[hour] = hours.get(hour, 0) + clicks_
         return hours
 
+    def plant(self, hour: int, clicks_: int) -> None:
+        """A live row of yesterday that is not what was clicked."""
+        table = lake.table(self.settings, self.catalog["hours"])
+        row = {"hour": at(hour), "clicks": clicks_, "settled": False, "day": YESTERDAY}
+        schema = pa.schema(table.delta().schema())
+        files = lake.write_arrow(table, f"live/{lake.hour_of(at(hour))}-all-wrong", pa.Table.from_pylist([row], schema))
+        lake.swap_live(self.settings, table, at(hour), at(hour + 1), files, marks=False)
+
     def settled(self, reason: str, day: date = YESTERDAY) -> lake.Run:
         return settle.settle(self.settings, self.catalog, [day], reason)
 
@@ -396,10 +406,21 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
 
     # It counts from the day's next settling on, which says what changed. A pin that is older than another's is refused.
     older = shop.settled("the first")
-    assert older.tables["hours"]["compare"] == {"rows": 5, "missing": 0, "extra": 0, "changed": 1}
+    assert older.tables["hours"]["compare"] == {"rows": 5, "missing": 0, "extra": 0, "changed": 1, "late": 1, "unexplained": 0}
+    assert (older.note, "late" in older.tables["peaks"]["compare"]) == ("", False)  # `peaks` is not live
     shop.send(at(15, 31))
     stream.until(lambda: shop.hours() == live | {15: 5})
-    newer = shop.settled("the second")
+
+    # A live row that is wrong, with no late event beside it, is said to be unexplained, as an error and in the run's note.
+    shop.plant(10, 99)
+    with capture_logs() as logs:
+        newer = shop.settled("the second")
+    assert newer.tables["hours"]["compare"] == {"rows": 5, "missing": 0, "extra": 0, "changed": 2, "late": 1, "unexplained": 1}
+    assert newer.note == "rows of hours that differ from what readers have, and that no late event explains: 1"
+    assert [(e["event"], e["run"]) for e in logs if e["log_level"] == "error"] == [(newer.note, newer.id)]
+    told = {d.table: d for d in compare.kept(shop.settings, newer) or []}
+    assert (told["hours"].late, told["hours"].unexplained, told["peaks"].late) == (1, 1, None)
+    assert f"| hours | {YESTERDAY} | 5 | 2 | 0 | 0 | 1 | 1 |" in compare.as_markdown(newer, list(told.values()))
     assert {p.blocked for p in shop.publish(newer).values()} == {()}
     assert shop.hours() == live | {11: 4, 15: 5}
     with pytest.raises(lake.LakeError, match=rf"run {older.id} has read stream main up to .* settle again:"):
@@ -416,7 +437,9 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     assert settle.stale(shop.settings, shop.catalog) == [YESTERDAY]
 
     # Eleven clicks in a minute trip a check of `peaks`: it and what reads it keep their rows, the others are published.
+    # What differs from a publication is explained by what came after its pin.
     third = shop.settled("the third")
+    assert third.tables["hours"]["compare"] == {"rows": 5, "missing": 0, "extra": 0, "changed": 1, "late": 1, "unexplained": 0}
     assert {t: said["gate"] for t, said in third.tables.items()} == {
         shop.topic: "passed",
         "minutes": "passed",

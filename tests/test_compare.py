@@ -1,0 +1,151 @@
+"""Which rows late events explain: the law of `compare.spans_of_late`, case by case, over a log and a ledger."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemark import compare, fold, lake, speed
+from tidemark.model import Catalog, Live, Topic, rollup, view
+from tidemark.settings import Settings
+
+DAY = date(2024, 11, 20)
+CLICKS = Topic(
+    "clicks", key="id", partitions=2, schema="id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL", event_time="clicked_at"
+)
+
+
+@rollup(reads={"clicks": CLICKS}, key=("minute",), time="minute", merge={"ids": "distinct"})
+def minutes(clicks): ...
+
+
+@view(reads={"minutes": minutes}, key=("hour",), time="hour", live=Live("30 seconds", "2 hours"))
+def hours(minutes): ...
+
+
+DAYS = replace(hours, name="days", key=("day",), time="day")
+MARKS = replace(hours, name="marks")
+
+
+@MARKS.live(every="5 seconds", back="2 hours", reads={"minutes": minutes}, coarse=True)
+def newest(minutes): ...
+
+
+def at(hour: int, minute: int = 0, day: date = DAY) -> datetime:
+    return datetime(day.year, day.month, day.day, hour, minute, tzinfo=UTC)
+
+
+NEXT = DAY + timedelta(days=1)
+#          seq  partition  from    stream time
+BATCHES = (
+    (7, 0, 0, at(12)),
+    (8, 0, 10, at(13)),
+    (8, 1, 0, at(13)),
+    (9, 0, 20, at(13)),
+)
+
+
+def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datetime]], **more: Any) -> list[int] | list[date]:
+    """Which hours of the day (or which days, for a view of days) late events explain."""
+    settings, one = Settings(_env_file=None, home=tmp_path), more.get("view", hours)
+    ledger, log = lake.ledger(settings), lake.table(settings, CLICKS)
+    ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(CLICKS))))
+    entered = [
+        {
+            "stream": "main",
+            "topic": "clicks",
+            "seq": seq,
+            "partition": partition,
+            "from_offset": start,
+            "stream_time": time,
+            "started_at": time,
+            "finished_at": more.get("finished", {}).get(seq, time),
+            "day": DAY,
+        }
+        for seq, partition, start, time in BATCHES
+    ]
+    lake.append(ledger, lake.Batch("main", 7, 9), rows_of(ledger, entered))
+    records = [
+        {"clicked_at": time, "kafka": {"partition": p, "offset": o}, "reject": more.get("reject"), "day": time.date()}
+        for p, o, time in events
+    ]
+    lake.append(log, lake.Batch("main", 7, 9), rows_of(log, records))
+    run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
+    catalog = Catalog({"clicks": CLICKS}, {"minutes": minutes}, {one.name: one})
+    pins = {"main": lake.Pin("main", more["published"], {}, "")} if "published" in more else None
+    spans = compare.spans_of_late(spark, settings, catalog, one, one.refresh, run, [DAY], pins)
+    times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
+    candidates = (
+        pa.table({"day": sorted({t.date() for t in times})})
+        if one.time == "day"
+        else pa.table({"hour": pa.array(times, pa.timestamp("us", "UTC"))})
+    )
+    found = [r[one.time] for r in fold.within(spark.createDataFrame(candidates), one.time, spans).toArrow().to_pylist()]
+    return sorted(found) if one.time == "day" else sorted(int((t - at(0)) / timedelta(hours=1)) for t in found)
+
+
+def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
+    return lake.write_arrow(table, "live/main-7-9-aa", pa.Table.from_pylist(rows, pa.schema(table.delta().schema())))
+
+
+OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
+
+
+@pytest.mark.parametrize(
+    ("events", "more", "hours_"),
+    [
+        # stream time of batch 7 is 12:00, `back` is two hours
+        ([(0, 0, at(10))], {}, []),
+        ([(0, 0, at(9, 59))], {}, [9]),
+        ([(0, 9, at(10, 30))], {}, []),
+        ([(0, 10, at(10, 30))], {}, [10]),  # the first offset of batch 8
+        ([(1, 9, at(10, 30))], {}, [10]),  # the same offset of another partition is of another batch
+        ([(0, 0, at(9, 59))], {"reject": "not JSON"}, []),
+        ([(0, 0, at(1)), (0, 1, at(1, 59)), (0, 2, at(5, 30)), (0, 3, at(11, 30))], {}, [1, 5]),
+        # what one side cannot have: beyond this run's pin, after the last refreshes, beyond the publication's pin
+        ([(0, 20, at(12, 30))], {"pin": 8}, [12]),
+        ([(0, 19, at(12, 30))], {"pin": 8}, []),
+        ([(0, 20, at(12, 30))], {"finished": {9: datetime.now(UTC) + timedelta(hours=1)}}, [12]),
+        ([(0, 10, at(12, 30)), (0, 20, at(11, 30))], {"published": 8}, [11]),
+        ([(0, 0, at(1))], {"published": 7}, []),
+        # marks are computed again once they are two hours old, and stream time is 13:00
+        ([(0, 10, at(11, 30))], {}, []),
+        ([(0, 10, at(11, 30))], {"view": MARKS}, [11]),
+        ([(0, 0, at(11, 30))], {"view": MARKS, "published": 9}, []),
+        # what a row looks at
+        ([(0, 0, at(5, 30))], {"view": replace(hours, lookback="1 hour")}, [5, 6]),
+        ([(0, 0, at(5, 30))], {"view": replace(hours, lookahead="1 hour")}, [4, 5]),
+        ([(0, 0, at(5, 30))], {"view": replace(hours, **OTHER)}, [4, 5, 6]),
+        ([(0, 0, at(23, 30, DAY - timedelta(days=1)))], {"view": replace(hours, lookback="1 hour")}, [-1, 0]),
+        ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
+        ([(0, 0, at(0))], {"view": DAYS}, [DAY]),
+        ([(0, 0, at(0, 30))], {"view": replace(DAYS, lookahead="1 hour")}, [DAY - timedelta(days=1), DAY]),
+    ],
+)
+def test_rows_that_late_events_explain(spark, tmp_path, events, more, hours_):
+    assert explained(spark, tmp_path, events, **more) == hours_
+
+
+def test_publications_that_readers_have_days_from(tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+
+    def save(name: str, days: list[date], published: str | None) -> lake.Run:
+        tables = {"hours": {"gate": "passed", **({"published": published} if published else {})}}
+        pins = {"main": lake.Pin("main", len(name), {}, "")}
+        run = lake.Run(name, "published", [str(d) for d in days], "", published or "", "0", pins=pins, tables=tables)
+        lake.save(settings, run)
+        return run
+
+    save("a", [DAY, NEXT], "2024-11-22T00:00")
+    save("bbb", [NEXT], "2024-11-24T00:00")
+    save("cc", [NEXT], "2024-11-23T00:00")
+    save("staged", [DAY], None)
+    run = save("own", [DAY, NEXT], "2024-11-25T00:00")
+    later = NEXT + timedelta(days=1)
+    found = compare.origins(settings, hours, run, [DAY, NEXT, later])
+    assert [(pins and pins["main"].seq, days) for pins, days in found] == [(1, [DAY]), (3, [NEXT]), (None, [later])]

@@ -1,0 +1,599 @@
+"""The report of a day, over real tables written as lake.py writes them, and looked at in a real browser."""
+
+import csv
+import html
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Schema
+from typer.testing import CliRunner
+
+from tidemark import __main__ as cli
+from tidemark import lake, quality
+from tidemark import report as engine
+from tidemark.pipelines import CATALOG
+from tidemark.report import ReportError, report
+from tidemark.settings import Settings
+
+DAY = date(2024, 11, 20)
+BEFORE, WEEK = DAY - timedelta(days=1), DAY - timedelta(days=7)
+UTC_TIME = pa.timestamp("us", "UTC")
+COUNTS = [("pv", pa.int64()), ("uv", pa.int64()), ("settled", pa.bool_()), ("day", pa.date32())]
+KAFKA = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", UTC_TIME), ("value", pa.binary())])
+SCHEMAS = {
+    "site_hourly_traffic": pa.schema([("hour", UTC_TIME), *COUNTS]),
+    "hourly_traffic": pa.schema([("page", pa.string()), ("hour", UTC_TIME), *COUNTS]),
+    "site_daily_traffic": pa.schema(COUNTS),
+    "daily_traffic": pa.schema([("page", pa.string()), *COUNTS]),
+    "page_views": pa.schema([("viewed_at", UTC_TIME), ("kafka", KAFKA), ("reject", pa.string()), ("day", pa.date32())]),
+    "ledger": pa.schema(
+        [
+            *(("topic", pa.string()), ("partition", pa.int32()), ("from_offset", pa.int64())),
+            *(("stream_time", UTC_TIME), ("day", pa.date32())),
+        ]
+    ),
+}
+VIEWS = tuple(SCHEMAS)[:4]
+EVIL = "<script>document.title = 'taken'</script>&$x^2$"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(_env_file=None, home=tmp_path)
+
+
+def put(settings: Settings, name: str, folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows into a table of the lake, in one commit that replaces what it held of their days, unless they are live."""
+    schema = SCHEMAS[name]
+    table = lake.ledger(settings) if name == "ledger" else lake.table(settings, CATALOG[name])
+    if not table.exists:
+        table.path.mkdir(parents=True)
+        DeltaTable.create(table.path, Schema.from_arrow(schema), partition_by=["day"])
+    days = {r["day"] for r in rows}
+    gone = [lake.remove_action(f) for f in table.files() if f.day in days and folder.startswith("runs/")]
+    adds = lake.write_arrow(table, folder, pa.Table.from_pylist(list(rows), schema))
+    lake.commit(table, lambda: ([*adds, *gone], {}))
+
+
+def midnight(settings: Settings, day: date) -> datetime:
+    return datetime.combine(day, datetime.min.time(), settings.tz).astimezone(UTC)
+
+
+def traffic(settings: Settings, day: date, pages: Mapping[str, Sequence[int]]) -> dict[str, list[dict[str, Any]]]:
+    """What the views hold of a day, from page views by page in each of its first hours; half as many visitors."""
+    settled = {"settled": True, "day": day}
+    hours = [midnight(settings, day) + timedelta(hours=n) for n in range(25)]
+    cells = [(page, hours[n], pv) for page, counts in pages.items() for n, pv in enumerate(counts)]
+    by_hour = {h: sum(pv for _, at, pv in cells if at == h) for h in hours if any(at == h for _, at, _ in cells)}
+    whole = sum(by_hour.values())
+    return {
+        "site_hourly_traffic": [{"hour": h, "pv": pv, "uv": pv // 2, **settled} for h, pv in by_hour.items()],
+        "hourly_traffic": [{"page": p, "hour": h, "pv": pv, "uv": pv // 2, **settled} for p, h, pv in cells],
+        "site_daily_traffic": [{"pv": whole, "uv": whole // 2, **settled}],
+        "daily_traffic": [{"page": p, "pv": sum(c), "uv": sum(c) // 2, **settled} for p, c in pages.items()],
+    }
+
+
+def publish(
+    settings: Settings, run: str, days: Mapping[date, Mapping[str, Sequence[int]]], number: int = 0, **more: Any
+) -> lake.Run:
+    """Settled days as a publication leaves them: files below `runs/<run>/`, and the run's record."""
+    at = datetime(2024, 11, 21, tzinfo=UTC) + timedelta(minutes=number)
+    for name in VIEWS:
+        put(settings, name, f"runs/{run}", [r for day, pages in days.items() for r in traffic(settings, day, pages)[name]])
+    tables = {name: {"gate": "passed", "reasons": [], "published": at.isoformat()} for name in VIEWS}
+    return save(settings, run, days, number, tables, **more)
+
+
+def save(settings: Settings, run: str, days: Any, number: int = 0, tables: Any = None, **more: Any) -> lake.Run:
+    at = datetime(2024, 11, 21, tzinfo=UTC) + timedelta(minutes=number)
+    said = {"state": "published", "reason": "the night", **more}
+    record = lake.Run(
+        run,
+        days=sorted(map(str, days)),
+        created=at.isoformat(),
+        version="0",
+        tables=tables or {},
+        **said,  # type: ignore[arg-type]
+    )
+    lake.save(settings, record)
+    return record
+
+
+def section(page: Path, title: str) -> str:
+    (found,) = re.findall(rf"<section>\s*<h2>{re.escape(title)}</h2>(.*?)</section>", page.read_text(), re.DOTALL)
+    return found
+
+
+def rows(page: Path, title: str) -> list[list[str]]:
+    """The cells of a section's tables, as a reader sees them."""
+    lines = re.findall(r"<tr>(<td.*?)</tr>", section(page, title))
+    return [[html.unescape(c) for c in re.findall(r"<bdi>(.*?)</bdi>", line, re.DOTALL)] for line in lines]
+
+
+def says(page: Path, title: str) -> str:
+    (found,) = re.findall(r'<p class="says[^"]*"><bdi>(.*?)</bdi></p>', section(page, title))
+    return html.unescape(found)
+
+
+def numbers(page: Path) -> list[list[str]]:
+    with page.with_suffix(".csv").open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+# -------------------------------------------------------------------------------------------------------------- traffic
+
+
+def test_a_published_day_stands_beside_the_day_and_the_week_before(settings):
+    publish(settings, "old", {WEEK: {"/": [100]}, BEFORE: {"/": [30, 10], "/gone": [40]}})
+    publish(settings, "new", {DAY: {"/": [50, 30], "/fresh": [10]}}, 1)
+    page = report(settings, CATALOG, DAY)
+
+    assert page == settings.lake_path / "reports/2024-11-20.html"
+    text = page.read_text()
+    assert "Wednesday, 20 November 2024" in text and '<span class="state">published</span>' in text
+    tiles = re.findall(r'class="tile first"><span>(.*?)</span><b>(.*?)</b><span>(.*?)</span><span>(.*?)</span>', text)
+    assert tiles == [
+        ("Page views", "90", "+12.5 % on the day before", "−10.0 % on the week before"),
+        ("Unique visitors", "45", "+12.5 % on the day before", "−10.0 % on the week before"),
+    ]
+    assert rows(page, "By page") == [
+        ["/", "80", "+100.0 %", "−20.0 %", "40", "+100.0 %", "−20.0 %"],
+        ["/fresh", "10", "–", "–", "5", "–", "–"],
+    ]
+    assert section(page, "By hour").count("<svg") == 2 and section(page, "Four weeks").count("<svg") == 2
+
+
+def test_numbers_of_the_page_and_more_are_in_the_csv(settings):
+    publish(settings, "old", {BEFORE: {"/": [30]}})
+    publish(settings, "new", {DAY: {"/": [50, 30]}}, 1)
+    found = numbers(report(settings, CATALOG, DAY))
+    assert [r for r in found if r[0] == "By hour"] == [
+        ["By hour", "site_hourly_traffic", str(d), f"{d}T0{h}:00:00+00:00", m, str(n)]
+        for d, h, pv in ((BEFORE, 0, 30), (DAY, 0, 50), (DAY, 1, 30))
+        for m, n in (("pv", pv), ("uv", pv // 2))
+    ]
+    assert ["By page", "daily_traffic", str(BEFORE), "/", "pv", "30"] in found
+    assert ["By page", "hourly_traffic", str(DAY), f"/ {DAY}T01:00:00+00:00", "uv", "15"] in found
+    assert ["Four weeks", "site_daily_traffic", str(DAY), "", "pv", "80"] in found
+
+
+def test_a_day_of_25_hours_has_25_and_they_are_the_zone_s(tmp_path):
+    berlin = Settings(_env_file=None, home=tmp_path, zone="Europe/Berlin")
+    day = date(2024, 10, 27)
+    publish(berlin, "new", {day: {"/": range(1, 26)}})
+    page = report(berlin, CATALOG, day)
+    hours = [r for r in numbers(page) if r[0] == "By hour" and r[4] == "pv"]
+    assert [r[5] for r in hours] == [str(n) for n in range(1, 26)] and hours[0][3] == "2024-10-26T22:00:00+00:00"
+    assert section(page, "By page").count("clip-path") >= 25 and "Europe/Berlin" in page.read_text()
+
+
+def test_text_of_the_data_is_shown_as_text(settings):
+    long = "/" + "x" * 300
+    publish(settings, "new", {DAY: {EVIL: [3], "=1+1": [2], long: [1], "\u202egnp.exe": [1], "日本 🚀": [1]}}, reason=EVIL)
+    page = report(settings, CATALOG, DAY)
+    assert [r[0] for r in rows(page, "By page")] == [EVIL, "=1+1", long, "\u202egnp.exe", "日本 🚀"]
+    text = page.read_text()
+    assert "<script" not in text and text.count("&lt;script&gt;") == 3  # the table, the picture, the run's reason
+    assert {r[3] for r in numbers(page) if r[1] == "daily_traffic"} >= {EVIL, "'=1+1"}
+
+
+def test_a_page_asks_no_network_and_runs_nothing(settings):
+    publish(settings, "new", {DAY: {"/": [50, 30]}})
+    text = report(settings, CATALOG, DAY).read_text()
+    assert "default-src 'none'" in text
+    addresses = set(re.findall(r"[a-z]+://[^\s\"'<]+", text))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # names, not places
+    assert set(re.findall(r'href="([^"#]+)"', text)) == {"2024-11-20.csv"}
+    assert re.findall(r"(?i)<(?:script|link|iframe|img|object)|@import|\son\w+=", text) == []
+    ids = re.findall(r'\sid="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) > 0
+
+
+# ------------------------------------------------------------------------------------------------------- how a day stands
+
+PASSED, FAILED = {"gate": "passed", "reasons": []}, {"gate": "failed", "reasons": ['hourly_traffic: "pv < uv" failed on 3 rows']}
+DONE = PASSED | {"published": "2024-11-21T00:10:00+00:00"}
+
+
+@pytest.mark.parametrize(
+    ("run", "state", "says", "follows"),
+    [
+        (None, "not settled", "No run has settled this day; readers have it live.", "tidemark settle --day 2024-11-20"),
+        (
+            ("staged", {"a": PASSED, "hourly_traffic": FAILED}),
+            "held back",
+            "1 table of run new may not be published",
+            "run = &#39;new&#39;",
+        ),
+        (("staged", {"hourly_traffic": PASSED}), "not published", "Run new has passed its checks", "tidemark publish new"),
+        (("published", {"daily_traffic": DONE, "hourly_traffic": FAILED}), "published in part", "1 table of run new", "Clear"),
+        (("published", {"page_views": PASSED, "daily_traffic": DONE}), "published", "Settled by run new: the night.", None),
+        (("failed", {}), "failed", "Run new failed: disk full; readers have the day live.", "tidemark settle --day 2024-11-20"),
+        (("running", {}), "being settled", "Run new is at work on it; readers have the day live.", "tidemark runs"),
+        (("rolled back", {"daily_traffic": PASSED}), "taken back", "Run new was taken back: disk full;", "tidemark settle"),
+        (("dropped", {"daily_traffic": PASSED}), "not settled", "No run has settled this day", "tidemark settle"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "none" if value is None else value[:12],
+)
+def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, follows):
+    if run:
+        save(settings, "new", [DAY], tables=run[1], state=run[0], note="disk full")
+    text = report(settings, CATALOG, DAY).read_text()
+    assert re.findall(r'class="state[^"]*">(.*?)</span>', text) == [state]
+    assert re.findall(r"</h1>\s*<p>(.*?)</p>", text)[0].startswith(says)
+    assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
+
+
+def test_a_blocked_day_has_its_report_with_the_last_good_one_and_the_failed_checks(settings):
+    publish(settings, "old", {BEFORE: {"/": [30]}})
+    for name in VIEWS:
+        put(
+            settings, name, "live/20241120T00-all-aa", [r | {"settled": False} for r in traffic(settings, DAY, {"/": [99]})[name]]
+        )
+    reason = f'hourly_traffic: "{EVIL}" failed on 3 rows; observed {{"pv": 1}}; for example [{{"page": "/"}}]'
+    blocked = {"gate": "blocked", "reasons": ["daily_traffic reads hourly_traffic, which failed its checks"]}
+    save(
+        settings,
+        "new",
+        [DAY],
+        1,
+        {"hourly_traffic": {"gate": "failed", "reasons": [reason]}, "daily_traffic": blocked},
+        state="staged",
+    )
+    page = report(settings, CATALOG, DAY)
+    text = page.read_text()
+    assert [html.unescape(r) for r in re.findall(r"<li><bdi>(.*?)</bdi></li>", text)] == [reason, *blocked["reasons"]]
+    assert says(page, "By hour") == "2024-11-20 is not published whole. These are the numbers of 2024-11-19, the last good day."
+    assert rows(page, "By page") == [["/", "30", "–", "–", "15", "–", "–"]]
+    assert "99" not in {r[5] for r in numbers(page)}
+
+
+def test_a_table_published_over_its_failed_checks_is_named(settings):
+    publish(settings, "new", {DAY: {"/": [30]}})
+    save(
+        settings,
+        "new",
+        [DAY],
+        tables={**dict.fromkeys(VIEWS, DONE), "hourly_traffic": FAILED | DONE | {"gate": "failed", **FAILED}},
+    )
+    text = report(settings, CATALOG, DAY).read_text()
+    over = text.split("Published over failed checks:")[1].split("</div>")[0]
+    assert "&#34;pv &lt; uv&#34; failed on 3 rows" in over and '<span class="state bad">published</span>' in text
+
+
+def test_an_empty_lake_has_its_report(settings):
+    page = report(settings, CATALOG, DAY)
+    assert rows(page, "The stream now") == [["main", "never ran", "–", "–", "–", "–"]]
+    assert says(page, "Late events") == "No batch has brought an event."
+
+
+def test_a_day_that_is_not_over_has_none(settings):
+    today = datetime.now(UTC).date()
+    with pytest.raises(
+        ReportError, match=f"{today} is not over in UTC; the last day that has a report is {today - timedelta(days=1)}"
+    ):
+        report(settings, CATALOG, today)
+    assert not (settings.lake_path / "reports").exists()
+
+
+def test_a_table_that_cannot_be_read_costs_its_part_and_no_other(settings):
+    publish(settings, "new", {DAY: {"/": [30]}})
+    table = lake.table(settings, CATALOG["daily_traffic"])
+    for file in table.files():
+        (table.path / file.path).unlink()
+    page = report(settings, CATALOG, DAY)
+    assert says(page, "Traffic").startswith("This cannot be had:") and says(page, "The stream now")
+
+
+# ------------------------------------------------------------------------------------------------------ the other parts
+
+
+def compared(settings: Settings, run: str, *differences: Mapping[str, Any]) -> None:
+    none = {"rows": 24, "changed": 0, "missing": 0, "extra": 0, "samples": [], "late": 0, "unexplained": 0, "day": str(DAY)}
+    folder = settings.lake_path / "runs" / run
+    folder.mkdir(parents=True)
+    (folder / "compare.json").write_text(json.dumps({"differences": [none | d for d in differences]}))
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({}, "Every row that readers had is as run new has settled it."),
+        ({"changed": 2, "late": 2}, "2 of 48 rows differ from what readers had. Late events explain all of them."),
+        (
+            {"changed": 2, "late": 1, "unexplained": 1},
+            "2 of 48 rows differ from what readers had. Late events do not explain 1 of them: tidemark compare new shows some.",
+        ),
+        ({"changed": 2, "late": None, "unexplained": None}, "2 of 48 rows differ from what readers had."),
+    ],
+    ids=["same", "late", "unexplained", "not asked"],
+)
+def test_live_against_settled_is_apart_by_cause(settings, more, sentence):
+    save(settings, "new", [DAY, BEFORE])
+    compared(
+        settings,
+        "new",
+        {"table": "hourly_traffic", **more},
+        {"table": "daily_traffic"},
+        {"table": "page_panes", "changed": 9},
+        {"table": "daily_traffic", "day": str(BEFORE), "changed": 9},
+    )
+    page = report(settings, CATALOG, DAY)
+    cells = [
+        "–" if (v := ({"late": 0, "unexplained": 0} | more).get(c, 0)) is None else str(v)
+        for c in ("changed", "late", "unexplained")
+    ]
+    assert rows(page, "Live against settled")[0] == ["hourly_traffic", "24", "0", "0", *cells]
+    assert len(rows(page, "Live against settled")) == 2 and says(page, "Live against settled") == sentence
+    assert ("says bad" in section(page, "Live against settled")) == bool(more.get("unexplained"))
+
+
+def event(offset: int, at: datetime, reject: str | None = None, partition: int = 0) -> dict[str, Any]:
+    kafka = {"partition": partition, "offset": offset, "timestamp": at, "value": b"{}"}
+    return {"viewed_at": None if reject else at, "kafka": kafka, "reject": reject, "day": at.date()}
+
+
+def test_late_events_are_counted_by_the_stream_time_of_their_batch(settings):
+    noon = datetime(2024, 11, 20, 12, tzinfo=UTC)
+
+    # batch  offsets  stream time   │ events, by how long stream time was past them
+    #   0     0-1      12:00        │ 0    5 min
+    #   1     2-5      12:30        │ 30 min   61 min   3 h   (a reject)
+    batches = [(0, noon), (2, noon + timedelta(minutes=30))]
+    put(
+        settings,
+        "ledger",
+        "live/main-0-1-aa",
+        [
+            {"topic": "page_views", "partition": p, "from_offset": o, "stream_time": t, "day": DAY}
+            for p in (0, 1)
+            for o, t in batches
+        ],
+    )
+    late = [noon, noon - timedelta(minutes=5), noon, noon - timedelta(minutes=31), noon - timedelta(minutes=150)]
+    put(
+        settings,
+        "page_views",
+        "live/main-0-1-aa",
+        [
+            *(event(o, at) for o, at in enumerate(late)),
+            event(5, noon, "not JSON"),
+            event(9, noon, partition=1),
+            event(1, noon - timedelta(days=1)),
+        ],
+    )
+    page = report(settings, CATALOG, DAY)
+    assert re.findall(r"<th[^>]*>(.*?)</th>", section(page, "Late events"))[2:] == [
+        "by over 10 minutes",
+        "by over 1 hour",
+        "by over 2 hours",
+        "the latest",
+    ]
+    assert rows(page, "Late events") == [["page_views", "6", "4", "2", "1", "3 h 0 min"]]
+    assert ["Late events", "page_views", str(DAY), "", "late by over 2 hours", "1"] in numbers(page)
+
+
+def test_rejects_stand_by_reason_beside_the_days_before(settings):
+    noon, day = datetime(2024, 11, 20, 12, tzinfo=UTC), timedelta(days=1)
+    put(
+        settings,
+        "page_views",
+        "live/main-0-0-aa",
+        [
+            event(0, noon),
+            event(1, noon),
+            event(2, noon, "not JSON"),
+            event(3, noon, "not JSON"),
+            event(4, noon, EVIL),
+            event(5, noon - day, "not JSON"),
+            event(6, noon - 7 * day, "empty value"),
+            event(7, noon - 2 * day, "no value"),
+        ],
+    )
+    page = report(settings, CATALOG, DAY)
+    assert says(page, "Rejects") == "3 of 5 records, 60.00 %."
+    assert rows(page, "Rejects") == [
+        ["page_views", "not JSON", "2", "1", "0"],
+        ["page_views", EVIL, "1", "0", "0"],
+        ["page_views", "empty value", "0", "0", "1"],
+    ]
+
+
+def test_checks_that_failed_warned_or_were_not_asked_are_named_with_what_was_observed(settings):
+    def said(check: str, outcome: str, severity: str = "critical", table: str = "hourly_traffic") -> quality.Verdict:
+        seen = ('"no column pv"', None, None) if outcome == "error" else ('{"pv": 1}', 3, '[{"page": "/"}]')
+        none = (None, None, None)
+        observed, unexpected, sample = none if outcome == "passed" else seen
+        return quality.Verdict(
+            "new",
+            table,
+            check,
+            "Expect",
+            severity,
+            outcome,
+            observed,
+            unexpected,
+            sample,
+            datetime.now(UTC),
+            (DAY, DAY),  # type: ignore[arg-type]
+        )
+
+    found = [said("a", "passed"), said("b", "failed"), said("c", "failed", "warning"), said("d", "error", table="page_panes")]
+    save(settings, "new", [DAY])
+    (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found))
+    page = report(settings, CATALOG, DAY)
+    assert says(page, "Checks") == "1 passed, 1 warned, 1 failed, 1 not asked, of 4 checks."
+    assert rows(page, "Checks") == [
+        ["page_panes", "d", "not asked", "–", '"no column pv"', ""],
+        ["hourly_traffic", "b", "failed", "3", '{"pv": 1}', '[{"page": "/"}]'],
+        ["hourly_traffic", "c", "warned", "3", '{"pv": 1}', '[{"page": "/"}]'],
+        ["hourly_traffic", "1", "1", "1", "0"],
+        ["page_panes", "0", "0", "0", "1"],
+    ]
+    (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found[:1]))
+    assert says(report(settings, CATALOG, DAY), "Checks") == "1 passed, of 1 check."
+
+
+def test_stream_is_shown_as_it_said_last(settings):
+    folder = settings.state / "main"
+    folder.mkdir(parents=True)
+    then = datetime(2024, 11, 20, 12, tzinfo=UTC).isoformat()
+    progress = {"lag": 1200, "records_per_second": 100.0, "stream_time": then, "set_aside": {"page_panes": EVIL}}
+    (folder / "progress.json").write_text(json.dumps(progress))
+    for at, state in ((datetime.now(UTC).isoformat(), "running"), (then, "silent")):
+        (folder / "heartbeat.json").write_text(json.dumps({"state": "running", "pid": 1, "at": at}))
+        page = report(settings, CATALOG, DAY)
+        assert rows(page, "The stream now")[0][:5] == ["main", state, "1,200", "12 s", "2024-11-20 12:00:00 UTC"]
+        assert f"main has set page_panes aside: {EVIL}." in says(page, "The stream now")
+
+
+# ------------------------------------------------------------------------------------------------- memory and writing
+
+
+def test_days_published_again_are_shown_old_and_new_until_the_next_report(settings):
+    publish(settings, "first", {WEEK: {"/": [100]}, BEFORE: {"/": [30]}})
+    none = "No day that a report has shown has changed since."
+    assert says(report(settings, CATALOG, BEFORE), "Restated days") == none
+
+    publish(settings, "second", {WEEK: {"/": [110]}, DAY: {"/": [50]}}, 1, reason="late events")
+    compared(settings, "second", {"table": "daily_traffic", "day": str(WEEK), "changed": 4, "missing": 1})
+    page = report(settings, CATALOG, DAY)
+    restated = [["2024-11-13", "100", "110", "50", "55", "5", "second", "late events"]]
+    assert rows(page, "Restated days") == restated
+    assert ["Restated days", "", "2024-11-13", "was", "page views", "100"] in numbers(page)
+
+    # Written again, also for a day before, it says the same; the next day's does not say it again.
+    assert rows(report(settings, CATALOG, DAY), "Restated days") == restated
+    assert says(report(settings, CATALOG, BEFORE), "Restated days") == none
+    assert rows(report(settings, CATALOG, DAY), "Restated days") == restated
+    assert says(report(settings, CATALOG, DAY + timedelta(days=1)), "Restated days") == none
+
+    # A publication that was taken back is a change too.
+    run = lake.run_of(settings, "second")
+    run.tables, run.state = dict.fromkeys(VIEWS, PASSED), "rolled back"
+    lake.save(settings, run)
+    put(settings, "site_daily_traffic", "runs/first", traffic(settings, WEEK, {"/": [100]})["site_daily_traffic"])
+    back = rows(report(settings, CATALOG, DAY + timedelta(days=2)), "Restated days")
+    assert back[0] == ["2024-11-13", "110", "100", "55", "50", "–", "first", "the night"]
+    assert back[1][0] == "2024-11-20" and back[1][-2:] == ["–", "taken back"]
+
+
+def test_written_twice_it_is_the_same(settings):
+    publish(settings, "old", {BEFORE: {"/": [30]}})
+    report(settings, CATALOG, BEFORE)
+    publish(settings, "new", {BEFORE: {"/": [31]}, DAY: {f"/{n}": [n + 1] * 24 for n in range(20)}}, 1)
+    page = report(settings, CATALOG, DAY)
+    files = [page, page.with_suffix(".csv"), page.with_name("last.json")]
+    first = [file.read_bytes() for file in files]
+    assert [f.read_bytes() for f in files if report(settings, CATALOG, DAY)] == first
+    assert sorted(f.name for f in page.parent.iterdir()) == [
+        "2024-11-19.csv",
+        "2024-11-19.html",
+        "2024-11-20.csv",
+        "2024-11-20.html",
+        "last.json",
+    ]
+
+
+@pytest.mark.parametrize("broken", ["", "[]", '{"last": '])
+def test_a_memory_that_is_broken_begins_anew(settings, broken):
+    publish(settings, "new", {DAY: {"/": [30]}})
+    folder = settings.lake_path / "reports"
+    folder.mkdir()
+    (folder / "last.json").write_text(broken)
+    report(settings, CATALOG, DAY)
+    assert json.loads((folder / "last.json").read_text())["last"] == str(DAY)
+
+
+def test_what_cannot_be_written_leaves_the_old_page_and_the_memory(settings, monkeypatch):
+    publish(settings, "old", {BEFORE: {"/": [30]}})
+    before = {f: f.read_bytes() for f in report(settings, CATALOG, BEFORE).parent.iterdir()}
+    publish(settings, "new", {BEFORE: {"/": [31]}}, 1)
+    whole = Path.write_text
+
+    def full(path: Path, text: str, *more: Any, **words: Any) -> int:
+        if ".html" not in str(path) and "<html" not in text:
+            return whole(path, text, *more, **words)
+        whole(path, text[:100], *more, **words)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        report(settings, CATALOG, BEFORE)
+    held = {f: f.read_bytes() for f in before}
+    assert {f.name for f in before if held[f] != before[f]} == {"2024-11-19.csv"}
+
+
+def test_command_prints_where_the_report_is(settings):
+    publish(settings, "new", {DAY: {"/": [30]}})
+    environment = {"TIDEMARK_HOME": str(settings.home)}
+    plain = CliRunner().invoke(cli.app, ["report", "--day", str(DAY)], env=environment, prog_name="tidemark")
+    assert plain.stdout == f"{settings.lake_path / 'reports/2024-11-20.html'}\n"
+    found = json.loads(CliRunner().invoke(cli.app, ["report", "--day", str(DAY), "--json"], env=environment).stdout)
+    assert found == {"day": str(DAY), "report": plain.stdout.strip(), "numbers": plain.stdout.strip().replace(".html", ".csv")}
+    assert str(datetime.now(UTC).date() - timedelta(days=1)) in CliRunner().invoke(cli.app, ["report"], env=environment).stdout
+
+
+# ----------------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("Chromium is not installed (on Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+INK = """() => {
+    const style = e => getComputedStyle(e);
+    const line = [...document.querySelectorAll('svg path')].find(p => p.style.strokeWidth == '2');
+    return [style(document.body).backgroundColor, style(document.body).color,
+            style(document.querySelector('svg text')).fill, style(line).stroke];
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_page_is_legible_light_and_dark_on_a_phone_and_a_desk(settings, browser, width):
+    pages = {EVIL: [99] * 24, **{f"/item/{n}": [n * h % 97 for h in range(24)] for n in range(1, 20)}}
+    publish(settings, "old", {BEFORE: pages, WEEK: pages})
+    publish(settings, "new", {DAY: pages}, 1)
+    page = report(settings, CATALOG, DAY)
+    seen = {}
+    for scheme in ("light", "dark"):
+        tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        asked, said = [], []
+        tab.on("request", lambda request, asked=asked: asked.append(request.url))
+        tab.on("console", lambda message, said=said: said.append(message.text))
+        tab.goto(page.as_uri())
+        seen[scheme] = tab.evaluate(INK)
+        assert (asked, said, tab.title()) == ([page.as_uri()], [], "2024-11-20 · published · tidemark")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert EVIL[:20] in tab.locator("svg").nth(2).text_content()
+        tab.close()
+    assert [a != b for a, b in zip(seen["light"], seen["dark"], strict=True)] == [True] * 4
+    assert "none" not in seen["light"] + seen["dark"]
+
+
+def test_length_and_change_in_words():
+    assert [engine.length(timedelta(seconds=s)) for s in (4, 200, 18720)] == ["4 s", "3 min 20 s", "5 h 12 min"]
+    assert [engine.change(*pair) for pair in ((103, 100), (96, 100), (5, 0), (5, None), (None, 5))] == [
+        "+3.0 %",
+        "−4.0 %",
+        "–",
+        "–",
+        "–",
+    ]
