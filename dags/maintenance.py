@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from airflow.sdk import dag, task
 from airflow.timetables.trigger import CronTriggerTimetable
+from tell import task_failed
 
 from tidemark.settings import Settings
 
@@ -17,7 +18,7 @@ KEEP_DOCS = timedelta(days=60)
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,
-    default_args={"owner": "tidemark", "pool": "light", "retries": 1},
+    default_args={"owner": "tidemark", "pool": "light", "retries": 1, "on_failure_callback": task_failed},
     tags=["upkeep"],
 )
 def maintenance() -> None:

@@ -5,7 +5,8 @@ from datetime import date, datetime, timedelta
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset, AssetAlias, AsyncCallback, DeadlineAlert, DeadlineReference, Param, dag, task, task_group
 from airflow.timetables.interval import CronDataIntervalTimetable
-from day import WaitForDay, night_is_late
+from day import WaitForDay
+from tell import differences, gate_failed, night_is_late, task_failed
 
 from tidemark import session
 from tidemark.airflow import ROOT
@@ -25,7 +26,13 @@ PUBLISHED = AssetAlias("tidemark_published")
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,
-    default_args={"owner": "tidemark", "pool": "light", "retries": 1, "retry_delay": timedelta(seconds=20)},
+    default_args={
+        "owner": "tidemark",
+        "pool": "light",
+        "retries": 1,
+        "retry_delay": timedelta(seconds=20),
+        "on_failure_callback": task_failed,
+    },
     params={"day": Param(None, type=["null", "string"], format="date", description="One day instead of the interval's.")},
     # A night may wait for the stream as long as the settings say; two hours more, and someone is told.
     deadline=DeadlineAlert(
@@ -82,7 +89,7 @@ def nightly() -> None:
 
     @task_group
     def each(of: dict[str, str]) -> None:
-        @task(map_index_template="{{ of }}", retries=0)
+        @task(map_index_template="{{ of }}", retries=0, on_failure_callback=gate_failed)
         def gate(of: dict[str, str]) -> dict[str, str]:
             """Red where a check of the staged files failed, with what it found."""
             from airflow.sdk import get_current_context
@@ -117,10 +124,15 @@ def nightly() -> None:
 
     @task(trigger_rule="all_done", outlets=[NIGHT], retries=0)
     def night(said: str, day: str, outlet_events=None) -> None:
-        """Tell the report that the night is over, however it went."""
+        """Tell the report that the night is over, however it went; and people, where rows differ that should not."""
         from pathlib import Path
 
-        outlet_events[NIGHT].extra = {"day": day, "run": Path(said).read_text() if Path(said).exists() else None}
+        from tidemark import lake
+
+        run = Path(said).read_text() if Path(said).exists() else None
+        if run:
+            differences(lake.run_of(SETTINGS, run))
+        outlet_events[NIGHT].extra = {"day": day, "run": run}
 
     found = tables(SAID)
     wait >> chosen >> settle_them >> found

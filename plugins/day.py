@@ -79,17 +79,3 @@ def unread(day: str) -> str | None:
     from tidemark.settings import Settings
 
     return settle.lacking(Settings(), CATALOG, date.fromisoformat(day))
-
-
-async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
-    """The deadline of `nightly` has passed: someone is told. Runs in the triggerer."""
-    await asyncio.to_thread(
-        tell, "nightly_late", "A night is late", f"run {(context or {}).get('dag_run', {}).get('run_id', '')}"
-    )
-
-
-def tell(what: str, title: str, text: str) -> None:
-    from tidemark import notify
-    from tidemark.settings import Settings
-
-    notify.notify(Settings(), what, title, text)

@@ -223,6 +223,7 @@ class Answers:
             )
             day |= {"start": start, "length": (end - start) // HOUR, "hours": hours.get(day["day"], [])}
             day |= {"settling": first_one, "again": again}
+            day["report"] = (self.settings.lake_path / "reports" / f"{day['day']}.html").exists()
         return {"days": days}
 
     def settlings(self) -> dict[str, list[dict[str, Any]]]:
@@ -481,7 +482,7 @@ def policy(page: str) -> str:
 
 
 def application(answers: Answers) -> FastAPI:
-    """The page, its answers and the Data Docs, each for logged-in users only."""
+    """The page, its answers, the reports and the Data Docs, each for logged-in users only."""
     from airflow.api_fastapi.core_api.security import get_user
     from fastapi import Depends, FastAPI, HTTPException
     from fastapi.responses import FileResponse, Response
@@ -522,7 +523,7 @@ def application(answers: Answers) -> FastAPI:
     route(answers.hour, 1, *logs("site_last_hour"))
     route(answers.pages, 5, *logs("last_hour"))
     route(answers.streams, 2)
-    route(answers.days, 5, "runs", *logs("site_daily_traffic", "site_hourly_traffic"))
+    route(answers.days, 5, "runs", "reports", *logs("site_daily_traffic", "site_hourly_traffic"))
     route(answers.verdicts, 5, "verdicts/_delta_log")
     route(answers.runs, 2, "runs")
     route(answers.rejects, 60)
@@ -540,6 +541,13 @@ def application(answers: Answers) -> FastAPI:
         file = inside(answers.settings.home / "docs", path)
         if file is None:
             raise HTTPException(404, "the Data Docs have no such page")
+        return FileResponse(file, headers={**PLAIN, "Content-Security-Policy": OF_DOCS})
+
+    @app.get("/reports/{name}", response_model=None)
+    def reports(name: str) -> Any:
+        file = inside(answers.settings.lake_path / "reports", name)
+        if file is None or file.suffix not in (".html", ".csv"):
+            raise HTTPException(404, f"there is no report {name}")
         return FileResponse(file, headers={**PLAIN, "Content-Security-Policy": OF_DOCS})
 
     return app

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from tell import Alarms, tell
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -67,6 +68,7 @@ class WatchStream(BaseOperator):
         if event["what"] == "failed" and died + 1 >= self.deaths:
             log = settings.state / "logs" / f"speed-{self.stream}.log"
             end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+            tell("stream_down", f"Stream {self.stream} died {died + 1} times", event["said"], stream=self.stream, log=str(log))
             raise RuntimeError(f"stream {self.stream} died {died + 1} times in one window; the end of {log}:\n{end}")
         if event["what"] == "stale":
             with suppress(ProcessLookupError):
@@ -87,12 +89,14 @@ class StreamTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         told, at = "", 0.0
+        alarms = Alarms(self.stream)
         while True:
             now = datetime.now(UTC).timestamp()
             what, said = await asyncio.to_thread(look, self.stream)
             if said != told and (now - at >= SAY or what != "runs"):
                 self.log.info(said)
                 told, at = said, now
+            await asyncio.to_thread(alarms.look)
             if what in ("failed", "ended", "stale"):
                 yield TriggerEvent({"what": what, "said": said})
                 return

@@ -129,7 +129,8 @@ def test_every_route_of_every_app_of_every_plugin_refuses_a_stranger(every_app, 
         for method, path in routes_of(app["app"])
     ]
     assert [one for one in asked if one[3] not in (401, 403)] == []
-    assert {path for prefix, _, path, _ in asked if prefix == "/tidemark"} >= {"/", "/docs/x", *(f"/{r}" for r in ROUTES)}
+    mine = {path for prefix, _, path, _ in asked if prefix == "/tidemark"}
+    assert mine >= {"/", "/docs/x", "/reports/x", *(f"/{r}" for r in ROUTES)}
 
 
 def test_a_route_that_nobody_guards_is_found(page):
@@ -501,6 +502,25 @@ nowhere.html validations %00 index.html%00.png
 @pytest.mark.parametrize("path", [*OUTSIDE.split(), "x" * 5000])
 def test_no_path_leads_out_of_the_docs(docs, path):
     assert docs.get(f"/docs/{path}").status_code == 404
+
+
+def test_the_report_of_a_day_is_served_with_its_numbers_and_nothing_beside_it(opened, filled, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    now = datetime.now(UTC)
+    page_lake.days(settings, now.date())
+    client, day = opened(settings), now.date() - timedelta(days=1)
+    assert {d["report"] for d in answer(client, "days")["days"]} == {False}
+    folder = settings.lake_path / "reports"
+    folder.mkdir()
+    for name, text in ((f"{day}.html", "its report"), (f"{day}.csv", "pv"), ("last.json", "{}")):
+        (folder / name).write_text(text)
+    found = client.get(f"/reports/{day}.html")
+    assert (found.status_code, found.text) == (200, "its report")
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+    assert client.get(f"/reports/{day}.csv").text == "pv"
+    for path in ("last.json", "nowhere.html", "%2e%2e/runs", "..%2fledger", "%00"):
+        assert client.get(f"/reports/{path}").status_code == 404, path
+    assert {d["day"]: d["report"] for d in answer(opened(settings), "days")["days"]}[str(day)]
 
 
 def test_a_verdict_knows_its_page_in_the_docs(opened, tmp_path):

@@ -20,13 +20,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-What = Literal["nightly_late", "gate_failed", "stream_down", "stream_late", "rejects_surge", "unexplained_difference", "report"]
+What = Literal[
+    "nightly_late",
+    "gate_failed",
+    "run_failed",
+    "stream_down",
+    "stream_late",
+    "rejects_surge",
+    "unexplained_difference",
+    "report",
+]
 WORDS: Mapping[str, str] = {
     "nightly_late": "A day that is over was not published by its deadline; readers still have it live.",
     "gate_failed": "A table of a run failed a critical check, so it and what reads it were held back.",
+    "run_failed": "A task failed for another reason than a check, and so did its retries.",
     "stream_down": "A stream ended, or is silent, and its orchestrator could not bring it back.",
     "stream_late": "A stream runs, and is further behind Kafka than its limit.",
-    "rejects_surge": "A topic rejects a larger share of its records than it did.",
+    "rejects_surge": "A stream rejects a larger share of its records than its limit.",
     "unexplained_difference": "Rows that were live and were settled differ, and no late event explains it.",
     "report": "The report of a day is written.",
 }

@@ -85,6 +85,10 @@ class Settings(BaseSettings):
     """How long one run of the DAG `speed_layer` watches before the next takes over."""
     stale_after: str = "60 seconds"
     """A stream that lives and has not beaten for so long is killed and started again."""
+    late_after: str = "5 minutes"
+    """Someone is told of a stream that needs longer than this for what it has not read yet."""
+    rejects_share: float = Field(default=0.05, ge=0, le=1)
+    """Someone is told when a larger share of the records of ten minutes is rejected, and more than a hundred."""
     airflow_port: int = 18080
     """Airflow's page and API, on loopback."""
     airflow_database: SecretStr | None = None

@@ -1,0 +1,51 @@
+"""The report of a night: pictures and numbers beside the tables, whether its gates held or not."""
+
+from datetime import date, datetime
+
+from airflow.sdk import Asset, dag, task
+from airflow.timetables.assets import AssetOrTimeSchedule
+from airflow.timetables.trigger import CronTriggerTimetable
+from tell import task_failed
+
+from tidemark.settings import Settings
+
+SETTINGS = Settings()
+
+
+@dag(
+    # With the night's end; and at six at the latest, with what there is.
+    schedule=AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable("0 6 * * *", timezone=SETTINGS.zone), assets=[Asset("tidemark_night")]
+    ),
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"owner": "tidemark", "pool": "light", "retries": 1, "on_failure_callback": task_failed},
+    tags=["settled", "report"],
+)
+def nightly_report() -> None:
+    """
+    ### The report of each night
+
+    Page views and visitors by hour and page, against the day and the week before; live against settled; late records,
+    rejects, verdicts, lag; days restated since the last report. If a gate held the day back, the last good day and the failed
+    check. Written to `reports/` of the lake, with the numbers as CSV; the page shows it under Reports.
+    """
+
+    @task
+    def report(triggering_asset_events=None) -> list[str]:
+        from tidemark import notify, settle
+        from tidemark.pipelines import CATALOG
+        from tidemark.report import report as write
+
+        events = [e for many in (triggering_asset_events or {}).values() for e in many]
+        days = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")} or {settle.yesterday(SETTINGS)}
+        written = [write(SETTINGS, CATALOG, day) for day in sorted(days)]
+        for path in written:
+            notify.notify(SETTINGS, "report", f"Report of {path.stem}", f"It is in {path}")
+        return [str(path) for path in written]
+
+    report()
+
+
+nightly_report()

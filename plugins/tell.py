@@ -1,0 +1,88 @@
+"""Telling people from Airflow: what failed, what is late, what differs; the notifier gives it its channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemark.notify import What
+
+OVER = timedelta(minutes=10)
+"""The span of batches over which the share of rejects is taken."""
+FEW = 100
+"""So many rejects are not a surge yet, whatever their share."""
+
+
+def tell(what: What, title: str, text: str, **fields: Any) -> None:
+    from tidemark import notify
+    from tidemark.settings import Settings
+
+    notify.notify(Settings(), what, title, text, **fields)
+
+
+def task_failed(context: Any) -> None:
+    """`on_failure_callback` of a task whose retries are used up."""
+    ti = context["ti"]
+    tell("run_failed", f"{ti.dag_id}: {ti.task_id} failed", str(context.get("exception") or ""), run=ti.run_id)
+
+
+def gate_failed(context: Any) -> None:
+    """`on_failure_callback` of a gate; its exception names table, check, rows and what follows."""
+    ti = context["ti"]
+    tell("gate_failed", f"{ti.dag_id}: a table is held back", str(context.get("exception") or ""), run=ti.run_id)
+
+
+def differences(run: Any) -> None:
+    """Tell of the views of a settled run of which rows differ from what was live, and no late event explains it."""
+    counts = {name: said["compare"].get("unexplained") for name, said in run.tables.items() if said.get("compare")}
+    if found := {name: count for name, count in counts.items() if count}:
+        words = ", ".join(f"{name} ({count:,} rows)" for name, count in found.items())
+        tell("unexplained_difference", f"{words} differ from what was live", f"tidemark compare {run.id} shows some", run=run.id)
+
+
+async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
+    """The deadline of `nightly` has passed. Runs in the triggerer."""
+    run = (context or {}).get("dag_run", {}).get("run_id", "")
+    await asyncio.to_thread(tell, "nightly_late", "A night is late", f"run {run}")
+
+
+class Alarms:
+    """A running stream's: told when it begins to be so, and again only once it was over."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.raised: set[str] = set()
+        self.recent: deque[tuple[datetime, int, int, int]] = deque()
+
+    def look(self) -> None:
+        """Tell whether the stream is late, or rejects more than it should, by its progress and the settings' limits."""
+        from tidemark import local
+        from tidemark.model import duration
+        from tidemark.settings import Settings
+
+        settings = Settings()
+        progress = local.status(settings, self.stream).get("progress")
+        behind = local.behind(settings, self.stream)
+        late = behind > duration(settings.late_after)
+        lag = progress["lag"] if progress else 0
+        self.turn("stream_late", late, f"Stream {self.stream} is late", f"{lag:,} records are unread, about {behind} of work")
+        records, rejects = self.count(progress)
+        surge = rejects > FEW and rejects > settings.rejects_share * records
+        said = f"{rejects:,} of the last {records:,} records were rejected; tidemark rejects shows why"
+        self.turn("rejects_surge", surge, f"Stream {self.stream} rejects {rejects / max(records, 1):.0%} of its records", said)
+
+    def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:
+        """Records and rejects of the batches seen in the last ten minutes."""
+        if progress and (not self.recent or self.recent[-1][1] != progress["seq"]):
+            self.recent.append((datetime.now(UTC), progress["seq"], progress["records"], progress["rejects"]))
+        while self.recent and self.recent[0][0] < datetime.now(UTC) - OVER:
+            self.recent.popleft()
+        return sum(r[2] for r in self.recent), sum(r[3] for r in self.recent)
+
+    def turn(self, what: What, so: bool, title: str, text: str) -> None:
+        if so and what not in self.raised:
+            tell(what, title, text, stream=self.stream)
+        self.raised = self.raised | {what} if so else self.raised - {what}

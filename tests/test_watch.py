@@ -1,0 +1,281 @@
+"""What watches streams and days for Airflow: operators, triggers and alarms, over the files that a stream writes of itself."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemark import local
+from tidemark.lake import Run
+from tidemark.settings import Settings
+
+PLUGINS = Path(__file__).parent.parent / "plugins"
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(scope="module")
+def plugins(in_airflow: None) -> Iterator[SimpleNamespace]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLUGINS))
+        import day
+        import stream
+        import tell
+
+        yield SimpleNamespace(day=day, stream=stream, tell=tell)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEMARK_HOME", str(tmp_path / "home"))
+    return Settings()
+
+
+def heartbeat(settings: Settings, state: str, pid: int | None = None, ago: float = 0, error: str | None = None) -> None:
+    folder = settings.state / "main"
+    folder.mkdir(parents=True, exist_ok=True)
+    at = datetime.now(UTC) - timedelta(seconds=ago)
+    said = {"pid": pid or os.getpid(), "state": state, "at": at.isoformat(), "error": error}
+    (folder / "heartbeat.json").write_text(json.dumps(said))
+
+
+def progress(settings: Settings, seq: int = 1, records: int = 300, rejects: int = 0, lag: int = 0, rate: float = 100.0) -> None:
+    said = {
+        "seq": seq, "records": records, "rejects": rejects, "records_per_second": rate, "seconds": 0.8, "lag": lag,
+        "slowest": "page_panes", "timings": {"page_panes": 0.31}, "set_aside": {},
+    }  # fmt: skip
+    (settings.state / "main" / "progress.json").write_text(json.dumps(said))
+
+
+def told(settings: Settings) -> list[str]:
+    file = settings.state / "alerts.jsonl"
+    return [json.loads(line)["what"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def deferred(call: Callable[[], Any]) -> Any:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    with pytest.raises(TaskDeferred) as raised:
+        call()
+    return raised.value
+
+
+def fired(trigger: Any) -> dict[str, Any]:
+    """What the trigger's first event says."""
+
+    async def first() -> Any:
+        async for event in trigger.run():
+            return event.payload
+        raise AssertionError("the trigger ended without an event")
+
+    return asyncio.run(asyncio.wait_for(first(), 30))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The streams that would have been started."""
+    names: list[str] = []
+
+    def start(_settings: Settings, name: str) -> Any:
+        names.append(name)
+        return SimpleNamespace(pid=1, log="its.log")
+
+    monkeypatch.setattr(local, "start_stream", start)
+    return names
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+@pytest.fixture
+def watcher(plugins: SimpleNamespace) -> Any:
+    return plugins.stream.WatchStream(task_id="watch", stream="main", window=60.0, deaths=2)
+
+
+def test_a_running_stream_is_adopted_and_no_other_started(watcher, config, started):
+    heartbeat(config, "running")
+    found = deferred(lambda: watcher.execute({}))
+    assert (started, found.method_name, found.trigger.stream) == ([], "resume", "main")
+    assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(60, abs=5)
+
+
+def test_a_stream_that_does_not_run_is_started(watcher, config, started):
+    deferred(lambda: watcher.execute({}))
+    assert started == ["main"]
+
+
+def test_a_stream_wanted_stopped_stays_so(watcher, config, started):
+    local.want(config, "main", "stopped", "to look at the disk", "admin")
+    deferred(lambda: watcher.execute({}))
+    assert started == []
+
+
+def test_a_service_is_only_watched(watcher, config, started, monkeypatch):
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
+    deferred(lambda: watcher.execute({}))
+    assert started == []
+
+
+def test_the_window_s_end_ends_the_task_well(watcher, config):
+    assert watcher.resume({}, {"what": "over", "said": "batch 7"}, until=0.0, died=0) == "batch 7"
+
+
+def test_a_stream_that_died_is_started_until_it_died_too_often(watcher, config, started):
+    log = config.state / "logs" / "speed-main.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("the last words")
+    event = {"what": "failed", "said": "a table is gone"}
+    again = deferred(lambda: watcher.resume({}, event, until=9e9, died=0))
+    assert (started, again.kwargs["died"], told(config)) == (["main"], 1, [])
+    with pytest.raises(RuntimeError, match=r"stream main died 2 times in one window; the end of .*:\nthe last words"):
+        watcher.resume({}, event, until=9e9, died=1)
+    assert told(config) == ["stream_down"]
+
+
+def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watcher, config, started):
+    silent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        heartbeat(config, "stopped", silent.pid)
+        again = deferred(lambda: watcher.resume({}, {"what": "stale", "said": "silent"}, until=9e9, died=1))
+        assert silent.wait(10) == -9
+        assert (started, again.kwargs["died"]) == (["main"], 1)
+    finally:
+        silent.kill()
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "wanted", "backend", "what"),
+    [
+        ("running", 0, "running", "process", "runs"),
+        ("running", 120, "running", "process", "stale"),
+        ("starting", 120, "running", "process", "runs"),
+        ("failed", 0, "running", "process", "failed"),
+        ("stopped", 0, "running", "process", "ended"),
+        ("stopped", 0, "stopped", "process", "stopped"),
+        ("stopped", 0, "running", "service", "runs"),
+    ],
+)
+def test_how_a_stream_is(plugins, config, monkeypatch, state, ago, wanted, backend, what):
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", backend)
+    heartbeat(config, state, pid=1, ago=ago, error="a table is gone")  # older than what it has said
+    local.want(config, "main", wanted, "why not", "admin")
+    assert plugins.stream.look("main")[0] == what
+
+
+def test_a_line_of_progress_has_what_an_operator_asks_for(plugins, config):
+    heartbeat(config, "running")
+    progress(config, 41, lag=12)
+    says = plugins.stream.look("main")[1]
+    for part in (f"pid {os.getpid()}", "batch 41", "300 records in 0.80 s", "100.0 a second", "lag 12", "slowest page_panes"):
+        assert part in says
+
+
+@pytest.mark.parametrize(("state", "what"), [("failed", "failed"), ("stopped", "ended")])
+def test_the_trigger_fires_when_the_stream_is_no_more(plugins, config, state, what):
+    heartbeat(config, state, error="a table is gone")
+    assert fired(plugins.stream.StreamTrigger("main", 9e9))["what"] == what
+
+
+def test_the_trigger_fires_at_the_window_s_end(plugins, config):
+    heartbeat(config, "running")
+    progress(config, 41)
+    found = fired(plugins.stream.StreamTrigger("main", 0.0))
+    assert found["what"] == "over" and "batch 41" in found["said"]
+
+
+# --------------------------------------------------------------------------------------------------------------- alarms
+
+
+def test_a_late_stream_is_told_once_and_again_after_it_was_well(plugins, config):
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    for lag in (10, 40_000, 50_000, 10, 40_000):  # at 100 a second, of which five minutes are 30,000
+        progress(config, lag=lag)
+        alarms.look()
+    assert told(config) == ["stream_late", "stream_late"]
+
+
+def test_a_surge_of_rejects_is_told_once_by_the_batches_of_ten_minutes(plugins, config):
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    for seq, rejects in enumerate((0, 14, 14, 300, 300)):  # under the share of a twentieth, then far over it
+        progress(config, seq, 300, rejects)
+        alarms.look()
+        alarms.look()  # a batch that is seen twice counts once
+        assert told(config) == (["rejects_surge"] if rejects == 300 else [])
+
+
+def test_few_rejects_are_no_surge(plugins, config):
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    progress(config, 1, 50, 50)
+    alarms.look()
+    assert told(config) == []
+
+
+def test_unexplained_differences_are_told_by_view(plugins, config):
+    def run(**unexplained: int | None) -> Run:
+        tables = {name: {"compare": {"rows": 5, "unexplained": n}} for name, n in unexplained.items()}
+        return Run("settle-1", "staged", [], "", "", "0", tables=tables | {"page_views": {}})
+
+    plugins.tell.differences(run(hourly_traffic=0, page_panes=None))
+    assert told(config) == []
+    plugins.tell.differences(run(hourly_traffic=3, page_panes=None))
+    [said] = (config.state / "alerts.jsonl").read_text().splitlines()
+    assert json.loads(said)["title"] == "hourly_traffic (3 rows) differ from what was live"
+
+
+@pytest.mark.parametrize(("callback", "what"), [("task_failed", "run_failed"), ("gate_failed", "gate_failed")])
+def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
+    context = {"ti": SimpleNamespace(dag_id="nightly", task_id="settle", run_id="r1"), "exception": ValueError("pv < uv")}
+    getattr(plugins.tell, callback)(context)
+    [said] = (config.state / "alerts.jsonl").read_text().splitlines()
+    assert json.loads(said)["what"] == what and "pv < uv" in said and "r1" in said
+
+
+def test_a_night_past_its_deadline_is_told(plugins, config):
+    asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"run_id": "scheduled-1"}}))
+    assert told(config) == ["nightly_late"] and "scheduled-1" in (config.state / "alerts.jsonl").read_text()
+
+
+# ----------------------------------------------------------------------------------------------------------------- days
+
+
+def test_a_day_that_is_not_over_is_refused_at_once(plugins, config):
+    today = datetime.now(UTC).date()
+    with pytest.raises(ValueError, match=f"{today} is not over in UTC; the last day that can be settled is"):
+        plugins.day.WaitForDay(task_id="wait", day=str(today)).execute({})
+    with pytest.raises(ValueError, match="neither a day in its form nor a data interval"):
+        plugins.day.WaitForDay(task_id="wait", day="").execute({})
+
+
+def test_a_complete_day_is_not_waited_for_and_another_is_for_so_long(plugins, config, monkeypatch):
+    wait = plugins.day.WaitForDay(task_id="wait", day=str(NOW.date() - timedelta(days=1)))
+    monkeypatch.setattr(plugins.day, "unread", lambda day: None)
+    assert wait.execute({}) is None
+    monkeypatch.setattr(plugins.day, "unread", lambda day: "300 records")
+    found = deferred(lambda: wait.execute({}))
+    assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(6 * 3600, abs=5)
+
+
+def test_what_a_day_lacks_fails_the_wait_with_it(plugins, config, monkeypatch):
+    monkeypatch.setattr(plugins.day, "LOOK", 0.01)
+    lacks = iter(("300 records", "200 records", None))
+    monkeypatch.setattr(plugins.day, "unread", lambda day: next(lacks))
+    assert fired(plugins.day.DayTrigger("2026-11-19", 9e9)) == {"lacks": None}
+    monkeypatch.setattr(plugins.day, "unread", lambda day: "200 records")
+    event = fired(plugins.day.DayTrigger("2026-11-19", 0.0))
+    with pytest.raises(RuntimeError, match="2026-11-19 is not complete: 200 records"):
+        plugins.day.WaitForDay(task_id="wait", day="2026-11-19").resume({}, event)
+
+
+def test_a_day_of_a_lake_without_a_stream_is_lacking(plugins, config):
+    assert plugins.day.unread(str(date(2026, 11, 19)))
