@@ -285,7 +285,6 @@ def test_broker_has_a_listener_inside_and_one_on_this_machine(services: dict[str
     assert set(bound) == {one.split(":")[0] for one in said["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(",")}
 
 
-@pytest.mark.xfail(strict=True, reason="the lock has no driver of Postgres yet: psycopg2-binary and asyncpg")
 def test_driver_of_the_database_is_in_the_lock(services: dict[str, dict[str, Any]]) -> None:
     locked = {package["name"] for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
     url = services["scheduler"]["environment"]["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
