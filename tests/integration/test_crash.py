@@ -1,10 +1,12 @@
 """SIGKILL at every moment that matters, one after the other in one home: nothing lost, nothing twice."""
 
 import json
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -256,6 +258,40 @@ def test_killed_while_settling_then_while_publishing(shop: Shop, run, spark: Spa
     done = settle.publish(shop.settings, shop.catalog, good.id)
     assert {p.table: p.version for p in done} == {"minutes": None, "newest": None, "hours": before["hours"] + 1}
     assert versions() == {n: v + 1 for n, v in before.items()}
+    check_everything(shop, spark)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB, in memory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_full_disk_stops_the_stream_with_nothing_half_visible_and_it_goes_on_when_there_is_room(
+    house: Callable[..., Settings], run, spark: SparkSession, small_disk: Path
+) -> None:
+    shop = Shop(house(home=small_disk / "home"), "sales_of_the_full_disk")
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(shop.read)
+    before = {name: table.delta().version() for name, table in shop.tables().items()}
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    shop.send(200)
+    assert stream.popen.wait(90) > 0
+    assert {name: table.delta().version() for name, table in shop.tables().items()} == before
+    check_log_and_ledger(shop)
+    ballast.unlink()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(shop.read)
+    stream.drains()
     check_everything(shop, spark)
 
 

@@ -338,3 +338,12 @@ def test_record_deleted_from_a_log_fails_its_gate_and_nothing_that_reads_it_is_p
     assert all(f"reads {TOPIC}" in done[name].blocked[0] or "reads minutes" in done[name].blocked[0] for name in done)
     assert [p.version for p in done.values()] == [None, None]
     assert shop.hours() == shop.rolled() == before
+
+
+def test_partition_that_is_gone_whole_from_a_log_is_missed_too(shop: Shop) -> None:
+    shop.sql("DELETE FROM {t} WHERE kafka.partition = 1", f"log/{TOPIC}")
+    lacking = shop.settled("a partition is gone")
+    kept = json.loads((shop.settings.lake_path / "runs" / f"{lacking.id}.verdicts").read_text())
+    [missed] = [v for v in kept if v["check_name"] == "accepted + rejected = offsets"]
+    assert lacking.tables[TOPIC]["gate"] == "failed"
+    assert {row["partition"]: row["accepted"] for row in json.loads(missed["sample"])}[1] == 0
