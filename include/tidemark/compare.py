@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from tidemark import fold, functions, lake
-from tidemark.model import Catalog, Live, Rollup, View, duration, needed
+from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,21 +58,61 @@ def compare(spark: SparkSession, settings: Settings, catalog: Catalog, run: lake
     Promises that one row, one cent or one key is found. Of a rollup, what is published is merged and taken up to the
     run's pin; two sets are the same when they hold the same values. A published row's `settled` is not compared.
     """
-    found = []
+    found, arrivals = [], Arrivals(spark, settings)
     for name in names:
         declared = catalog[name]
         assert isinstance(declared, Rollup | View)
-        found += table(spark, settings, catalog, declared, run)
+        found += table(spark, settings, catalog, declared, run, arrivals)
+    arrivals.forget()
     return found
 
 
-def table(spark: SparkSession, settings: Settings, catalog: Catalog, declared: Rollup | View, run: lake.Run) -> list[Difference]:
+class Arrivals:
+    """When the events of some days came, for as long as one comparison takes: views of one topic ask the same."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.spark, self.settings = spark, settings
+        self.known: dict[tuple[str, tuple[date, ...]], DataFrame] = {}
+
+    def of(self, topic: Topic, days: Collection[date]) -> DataFrame:
+        """The accepted events of a topic on some days: `at` (event time) and `batch` (`seq`, `stream_time`, `finished_at`)."""
+        asked = topic.name, tuple(sorted(days))
+        if asked not in self.known:
+            self.known[asked] = self.read(topic, days).persist()
+        return self.known[asked]
+
+    def read(self, topic: Topic, days: Collection[date]) -> DataFrame:
+        # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
+        since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
+        entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
+        at = F.col("at")
+        batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
+            "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
+        )
+        log = lake.read(self.spark, lake.table(self.settings, topic), days=days).where(F.col("reject").isNull())
+        events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
+        # Each event after its batch, in order: a join by ranges would hold every event against every batch.
+        order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
+        both = events.unionByName(batches, allowMissingColumns=True)
+        return both.select(at, F.last("batch", ignorenulls=True).over(order).alias("batch")).where(at.isNotNull())
+
+    def forget(self) -> None:
+        for frame in self.known.values():
+            frame.unpersist()
+
+
+def table(
+    spark: SparkSession, settings: Settings, catalog: Catalog, declared: Rollup | View, run: lake.Run, arrivals: Arrivals
+) -> list[Difference]:
     days = run.days_of(declared)
     if not days:
         return []
     ours, theirs = (shown(declared, side) for side in sides(spark, settings, declared, run, days))
-    counts = {r["day"]: r for r in fingerprints(ours).toArrow().to_pylist()}
-    before = {r["day"]: r for r in fingerprints(theirs).toArrow().to_pylist()}
+    prints = fingerprints(ours).withColumn("side", F.lit(0)).union(fingerprints(theirs).withColumn("side", F.lit(1)))
+    both: tuple[dict[date, Any], dict[date, Any]] = ({}, {})
+    for r in prints.toArrow().to_pylist():
+        both[r.pop("side")][r["day"]] = r
+    counts, before = both
     other = [d for d in days if counts.get(d) != before.get(d)]
     rows = {d: counts[d]["rows"] if d in counts else 0 for d in days}
     live = declared.refresh if isinstance(declared, View) and run.kind == "settle" else None
@@ -80,7 +120,7 @@ def table(spark: SparkSession, settings: Settings, catalog: Catalog, declared: R
     found = {d: Difference(declared.name, d, rows[d], 0, 0, 0, late=none, unexplained=none) for d in days}
     for pins, group in origins(settings, declared, run, other) if live else [(None, other)]:
         if group:
-            late = spans_of_late(spark, settings, catalog, declared, live, run, group, pins) if live else None
+            late = spans_of_late(arrivals, catalog, declared, live, run, group, pins) if live else None
             found |= {one.day: one for one in apart(declared, ours, theirs, group, rows, late)}
     return [found[d] for d in days]
 
@@ -90,7 +130,7 @@ def sides(
 ) -> tuple[DataFrame, DataFrame]:
     """What the run has staged and what readers have, of the given days."""
     outer = lake.table(settings, declared)
-    ours = spark.read.format("delta").load(str(lake.staging(outer, run.id)))
+    ours = lake.read(spark, lake.staged_table(outer, run.id))
     if isinstance(declared, View):
         return ours, lake.read(spark, outer, days=days)
     pin = run.pins.get(declared.stream)
@@ -114,8 +154,7 @@ def origins(
 
 
 def spans_of_late(
-    spark: SparkSession,
-    settings: Settings,
+    arrivals: Arrivals,
     catalog: Catalog,
     declared: Rollup | View,
     live: Live,
@@ -138,25 +177,14 @@ def spans_of_late(
     if declared.time == "day":
         length = timedelta(0)
     around = {d + n * DAY for d in days for n in range(-behind // DAY, -(-ahead // DAY) + 1)}
-    # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
-    since = datetime.combine(min(around), datetime.min.time(), UTC) - DAY
-    entered = lake.read(spark, lake.ledger(settings), low=since)
-    at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(spark, "start TIMESTAMP, end TIMESTAMP")]
+    at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
-        batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
-            "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
-        )
-        log = lake.read(spark, lake.table(settings, topic), days=around).where(F.col("reject").isNull())
-        events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
-        # Each event after its batch, in order: a join by ranges would hold every event against every batch.
-        order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
-        both = events.unionByName(batches, allowMissingColumns=True)
-        came = both.select(at, F.last("batch", ignorenulls=True).over(order).alias("batch")).where(at.isNotNull())
+        came = arrivals.of(topic, around)
         lacking = batch["seq"] > (run.pins[topic.stream].seq if topic.stream in run.pins else -1)
         if pins is None:
             back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
             lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
-            times = [r["stream_time"] for r in lake.newest_batch(settings, topic.stream) if r["stream_time"]]
+            times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, topic.stream) if r["stream_time"]]
             if declared.shortcut and declared.shortcut.coarse and times:
                 lacking |= at > F.lit(max(times) - 2 * back)
         elif topic.stream in pins:
@@ -207,7 +235,7 @@ def apart(
     what = (
         F.when(F.col("_theirs").isNull(), "missing").when(F.col("_ours").isNull(), "extra").when(unlike, "changed").alias("what")
     )
-    differing = both.select("*", what).where(F.col("what").isNotNull())
+    differing = both.select("*", what).where(F.col("what").isNotNull()).persist()
     found: dict[date, dict[str, int]] = {}
     for r in differing.groupBy("day", "what").count().toArrow().to_pylist():
         found.setdefault(r["day"], {})[r["what"]] = r["count"]
@@ -228,6 +256,7 @@ def apart(
     for r in picked.select("day", "what", row_of("_ours").alias("run"), row_of("_theirs").alias("published")).collect():
         said = {"what": r["what"], **{side: json.loads(r[side]) if r[side] else None for side in ("run", "published")}}
         samples.setdefault(r["day"], []).append(said)
+    differing.unpersist()
     return [
         Difference(declared.name, d, rows[d], **{"changed": 0, "missing": 0, "extra": 0, **counts}, samples=samples[d])
         for d, counts in sorted(found.items())

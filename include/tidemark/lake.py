@@ -403,7 +403,7 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
 def write_spark(table: Table, folder: str, rows: DataFrame) -> list[Any]:
     """Write a large result from the executors. Returns the add actions; readers see nothing yet."""
     hidden = (table.path / folder).with_name(f"_{Path(folder).name}")
-    rows.write.partitionBy("day").option("compression", "zstd").parquet(str(hidden))
+    rows.write.partitionBy("day").option("compression", "zstd").option("maxRecordsPerFile", 5_000_000).parquet(str(hidden))
     for path in hidden.glob("day=*/*.parquet"):
         date_ahead(path)
     hidden.rename(table.path / folder)
@@ -742,13 +742,25 @@ def staging(table: Table, run: str) -> Path:
     return table.path / "runs" / run
 
 
+def staged_table(table: Table, run: str) -> Table:
+    """What a run has staged of a table: a Delta table of its own."""
+    return Table(table.root, f"{table.name}/runs/{run}", table.time)
+
+
 def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
     """Write a run's rows as a Delta table of its own below the table: anyone can read it there, readers of the table do not.
 
     `number` counts the run's chunks of this table: one that is there already is not written again.
     """
-    writer = rows.write.format("delta").partitionBy("day").mode("append").option("maxRecordsPerFile", 5_000_000)
-    writer.option("txnAppId", run).option("txnVersion", number).save(str(staging(table, run)))
+    from deltalake import DeltaTable
+
+    own = staged_table(table, run)
+    if not own.exists:
+        own.path.mkdir(parents=True, exist_ok=True)
+        schema = table.delta().schema()
+        DeltaTable.create(own.path, schema, mode="ignore", partition_by=["day"], configuration=CONFIGURATION)
+    if number > staged_upto(table, run):
+        append(own, Batch(run, number, number), write_spark(own, f"chunk-{number}-{uuid.uuid4().hex[:8]}", rows))
 
 
 def staged_upto(table: Table, run: str) -> int:

@@ -730,7 +730,7 @@ class Settling:
     def staged(self, declared: Declared) -> DataFrame:
         if declared.name in self.kept:
             return self.kept[declared.name]
-        return self.spark.read.format("delta").load(str(lake.staging(self.outer[declared.name], self.run.id)))
+        return lake.read(self.spark, lake.staged_table(self.outer[declared.name], self.run.id))
 
     # ---- judging
 
@@ -853,10 +853,10 @@ class Settling:
 
     def compare(self, chosen: Sequence[Rollup | View]) -> None:
         """Staged against what readers have of the run's days; kept beside the run's record, for the person who decides."""
-        found = []
+        found, arrivals = [], compare.Arrivals(self.spark, self.settings)
         for declared in chosen:
             began = time.monotonic()
-            mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run)
+            mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run, arrivals)
             found += mine
             sums = compare.totals(mine).get(declared.name, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
             self.run.tables[declared.name]["compare"] = sums
@@ -865,6 +865,7 @@ class Settling:
                 said = f"rows of {declared.name} that differ from what readers have, and that no late event explains: {count:,}"
                 log.error(said, run=self.run.id, see=f"tidemark compare {self.run.id}")
                 self.run.note = "; ".join(filter(None, (self.run.note, said)))
+        arrivals.forget()
         compare.keep(self.settings, self.run, found)
         lake.save(self.settings, self.run)
 

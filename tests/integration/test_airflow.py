@@ -115,6 +115,11 @@ class House:
         found = self.tasks("speed_layer", runs[0]["dag_run_id"])
         return next((t for name, t in found.items() if name.startswith("watch") and t["state"] == "deferred"), None)
 
+    def streams(self) -> list[psutil.Process]:
+        """The processes of streams of this home."""
+        found = [p for p in psutil.process_iter(["cmdline"]) if "speed" in (p.info["cmdline"] or [])]
+        return [p for p in found if p.environ().get("TIDEMARK_HOME") == str(self.settings.home)]
+
     def pid(self) -> int:
         return local.status(self.settings)["heartbeat"]["pid"]
 
@@ -176,12 +181,31 @@ def test_killed_stream_is_started_again_and_there_is_never_a_second(house: House
     os.kill(pid, signal.SIGKILL)
     house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
     house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
-    mine = [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if "speed" in (p.info["cmdline"] or []) and p.environ().get("TIDEMARK_HOME") == str(house.settings.home)
-    ]
-    assert len(mine) == 1
+    assert len(house.streams()) == 1
+
+
+def test_ten_kills_of_all_of_airflow_and_of_the_stream_lose_and_double_nothing(
+    house: House, record_testsuite_property: Callable[[str, Any], None]
+) -> None:
+    watched_again: list[float] = []
+    for n in range(10):
+        house.until(house.watching)
+        os.kill(house.pid(), signal.SIGKILL)
+        produce(house, [event(f"kill-{n}-a", datetime.now(UTC))])
+        for name in airflow.COMPONENTS:
+            for one in local.orphans(local.recorded(house.settings, name)):  # type: ignore[arg-type]
+                one.send_signal(signal.SIGKILL)
+        produce(house, [event(f"kill-{n}-b", datetime.now(UTC))])
+        house.up()
+        back = time.monotonic()
+        house.until(house.watching)
+        watched_again.append(time.monotonic() - back)
+        house.until(lambda: local.beats(house.settings, "main"))
+        assert len(house.streams()) == 1
+    record_testsuite_property("seconds_until_watched_again", [round(s, 1) for s in watched_again])
+    assert max(watched_again) < 30, watched_again
+    told = "SELECT count(*), count(DISTINCT event_id) FROM page_views WHERE event_id LIKE 'kill-%'"
+    house.until(lambda: house.rows(told) == [(20, 20)])
 
 
 def test_night_settles_yesterday_and_publishes_each_table(house: House) -> None:
@@ -319,3 +343,18 @@ def test_drained_stream_stays_stopped_until_it_is_started(house: House) -> None:
     )
     assert house.ended("control", house.trigger("control", action="start", reason="looked")) == "success"
     house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+
+
+def test_airflow_without_its_database_comes_back_and_a_night_again_changes_nothing(house: House) -> None:
+    rows = {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views}
+    pid = house.pid()
+    airflow.take_down(house.settings)
+    for file in (house.settings.home / "airflow").glob("airflow.db*"):
+        file.unlink()
+    house.up()
+    house.until(house.watching)
+    assert house.pid() == pid
+    house.until(lambda: house.http.get("/api/v2/dags/nightly").is_success)
+    run = house.trigger("nightly", day=str(DAYS[0]))
+    assert house.ended("nightly", run) == "success"
+    assert {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views} == rows
