@@ -41,7 +41,7 @@ def measure(world: World, rate: float, seconds: float, history: float, warmup: f
     tree, began = world.stream(), time.monotonic()
     until(lambda: world.unread() < 10 * rate, 1800)
     log.info("history read", events=int(rate * history), seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
-    until(lambda: all(behind(world, view) < 0 for view in VIEWS), 1800)
+    until(lambda: all(behind(world, view) < 0 for view in VIEWS), 1800, between=5)
     log.info("views caught up", seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
     time.sleep(warmup)
     start, before = time.time(), tree.cpu()

@@ -121,13 +121,13 @@ class World:
         until(lambda: self.unread() == 0, seconds)
 
 
-def until(condition: Callable[[], Any], seconds: float) -> None:
+def until(condition: Callable[[], Any], seconds: float, between: float = 0.2) -> None:
     """Wait for a condition; raises `TimeoutError` after so many seconds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError(f"not within {seconds} s")
-        time.sleep(0.2)
+        time.sleep(between)
 
 
 def free_ports(count: int) -> list[int]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 3
 """Rows shown of each table, day and kind of difference."""
+FEW = 50_000
+"""So many rows of a table that differ are kept in memory while they are counted and shown; more are computed again."""
 COUNTS = ("rows", "missing", "extra", "changed", "late", "unexplained")
 DAY, HOUR, MOMENT = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
 
@@ -235,7 +237,9 @@ def apart(
     what = (
         F.when(F.col("_theirs").isNull(), "missing").when(F.col("_ours").isNull(), "extra").when(unlike, "changed").alias("what")
     )
-    differing = both.select("*", what).where(F.col("what").isNotNull()).persist()
+    differing = both.select("*", what).where(F.col("what").isNotNull())
+    few = sum(rows[d] for d in days) <= FEW
+    differing = differing.persist() if few else differing
     found: dict[date, dict[str, int]] = {}
     for r in differing.groupBy("day", "what").count().toArrow().to_pylist():
         found.setdefault(r["day"], {})[r["what"]] = r["count"]
@@ -256,7 +260,8 @@ def apart(
     for r in picked.select("day", "what", row_of("_ours").alias("run"), row_of("_theirs").alias("published")).collect():
         said = {"what": r["what"], **{side: json.loads(r[side]) if r[side] else None for side in ("run", "published")}}
         samples.setdefault(r["day"], []).append(said)
-    differing.unpersist()
+    if few:
+        differing.unpersist()
     return [
         Difference(declared.name, d, rows[d], **{"changed": 0, "missing": 0, "extra": 0, **counts}, samples=samples[d])
         for d, counts in sorted(found.items())

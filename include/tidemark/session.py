@@ -20,6 +20,8 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.default.parallelism": "2",
+    # Stream, marks and views together have more stages than the hundred whose generated code Spark keeps.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Listing files is the lake's work: Spark is handed the list and must not start a job to look at it again.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # The default checkpoint manager forks a process for each file: half the fixed cost of a batch.
@@ -48,16 +50,6 @@ SETTINGS = {
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
 }
 
-# Work beside a stream: a task that holds a core for seconds delays a batch by as much, so tasks are made short.
-SHORT_TASKS = {
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "64",
-    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "4m",
-    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-    "spark.sql.shuffle.partitions": "64",
-    "spark.sql.files.maxPartitionBytes": "8m",
-}
-
 LOG4J = """
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -82,10 +74,14 @@ logger.task.level = error
 
 
 def beside(spark: SparkSession) -> SparkSession:
-    """A second session of a running application, for work that must not hold the stream's cores for long."""
-    other = spark.newSession()
-    for name, value in SHORT_TASKS.items():
-        other.conf.set(name, value)
+    """A second session of a running application, for work that must not hold the stream's cores: it uses half of them.
+
+    Short tasks on every core were no help: each stage of a batch, and it has eight, then waits for one to end.
+    """
+    other, cores = spark.newSession(), max(1, spark.sparkContext.defaultParallelism // 2)
+    other.conf.set("spark.sql.shuffle.partitions", str(cores))
+    other.conf.set("spark.sql.files.minPartitionNum", str(cores))
+    other.conf.set("spark.sql.files.maxPartitionBytes", "64g")
     return other
 
 
