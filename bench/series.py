@@ -46,7 +46,7 @@ def compare(
     import pandas as pd
     from pyspark.sql import functions as F
 
-    from tidemark.pipelines.traffic import last_hours, sample_view
+    from tidemark.pipelines.traffic import last_hours, page_panes, sample_view
     from tidemark.session import session
     from tidemark.settings import Settings
 
@@ -57,7 +57,7 @@ def compare(
     views.count()
 
     def changes() -> DataFrame:
-        return last_hours(views, "page")
+        return last_hours(page_panes(views=views), views, "page")
 
     def window() -> DataFrame:
         hours = views.groupBy("page", F.window("viewed_at", "1 hour", "5 seconds"))

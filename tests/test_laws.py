@@ -143,7 +143,7 @@ class Lake:
         spark = next(iter(self.tables.values())).sparkSession
         low, high = start - duration(view.lookback), end + duration(view.lookahead)
         period, bounds = fold.period(spark, start, end), fold.period(spark, low, high)
-        inputs = fold.inputs(reads, lambda declared, *_: self.tables[declared.name], low, high, bounds)
+        inputs = fold.inputs(reads, lambda declared, *_: self.tables[declared.name], low, high, bounds, view.repeats)
         return fold.answer(view, function, inputs, period, settled=True)
 
     def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:

@@ -43,6 +43,11 @@ def panes(spark, *rows: str):
     return fold.merge(page_panes, page_panes(views=views(spark, *rows)))
 
 
+def hour_of(view, spark, *rows: str):
+    """A view of the last hour, over these views and their panes."""
+    return view(panes=panes(spark, *rows), views=views(spark, *rows))
+
+
 def rows(frame, *columns: str) -> list[tuple]:
     return sorted(tuple(r[c] for c in columns) for r in frame.toArrow().to_pylist())
 
@@ -79,7 +84,7 @@ def test_a_view_counts_from_the_end_of_its_pane_for_exactly_an_hour(spark):
     #   marks             10:00:05 ................. 11:00:00 | 11:00:05
     #                     first that has it     last          | gone
     for view in "10:00:00 ann /", "10:00:04.999 ann /":
-        assert spans(last_hour(views=views(spark, view)), "page", "pv", "uv") == {("/", 1, 1): [("10:00:05", "11:00:00")]}
+        assert spans(hour_of(last_hour, spark, view), "page", "pv", "uv") == {("/", 1, 1): [("10:00:05", "11:00:00")]}
 
 
 def test_a_visitor_in_two_panes_is_one_visitor(spark):
@@ -87,7 +92,7 @@ def test_a_visitor_in_two_panes_is_one_visitor(spark):
     #   10:00   10:30            11:00        11:30
     #   [ pv 1 )[ pv 2           )[ pv 1       )
     #   [ uv 1                                 )
-    frame = site_last_hour(views=views(spark, "10:00:00 ann /", "10:30:00 ann /"))
+    frame = hour_of(site_last_hour, spark, "10:00:00 ann /", "10:30:00 ann /")
     assert spans(frame, "pv", "uv") == {
         (1, 1): [("10:00:05", "10:30:00"), ("11:00:05", "11:30:00")],
         (2, 1): [("10:30:05", "11:00:00")],
@@ -109,24 +114,24 @@ def test_a_visitor_who_comes_again_after_about_an_hour(spark, second, series):
     #   I                        I
     #   10:00:00                 second
     #   [10:00:05 .... 11:00:00]
-    assert spans(site_last_hour(views=views(spark, "10:00:00 ann /", f"{second} ann /")), "pv", "uv") == series
+    assert spans(hour_of(site_last_hour, spark, "10:00:00 ann /", f"{second} ann /"), "pv", "uv") == series
 
 
 def test_the_site_counts_a_visitor_of_two_pages_once(spark):
     #   /      I ann    I bob
     #   /cart  I ann
-    these = views(spark, "10:00:01 ann /", "10:00:02 ann /cart", "10:00:03 bob /")
-    assert spans(last_hour(views=these), "page", "pv", "uv") == {
+    these = ("10:00:01 ann /", "10:00:02 ann /cart", "10:00:03 bob /")
+    assert spans(hour_of(last_hour, spark, *these), "page", "pv", "uv") == {
         ("/", 2, 2): [("10:00:05", "11:00:00")],
         ("/cart", 1, 1): [("10:00:05", "11:00:00")],
     }
-    assert spans(site_last_hour(views=these), "pv", "uv") == {(3, 2): [("10:00:05", "11:00:00")]}
+    assert spans(hour_of(site_last_hour, spark, *these), "pv", "uv") == {(3, 2): [("10:00:05", "11:00:00")]}
 
 
 def test_the_last_hour_goes_on_through_midnight(spark):
     #   [18th ----- 23:59:59 I)[19th
     #   marks                   00:00:00 ... 00:59:55
-    marks = rows(site_last_hour(views=views(spark, "23:59:59 ann /")), "mark", "pv", "uv")
+    marks = rows(hour_of(site_last_hour, spark, "23:59:59 ann /"), "mark", "pv", "uv")
     assert (marks[0], marks[-1]) == ((at("2026-11-19T00:00:00"), 1, 1), (at("2026-11-19T00:59:55"), 1, 1))
 
 

@@ -380,18 +380,21 @@ def described(declared: Declared, schema: StructType) -> StructType:
 Read = Callable[[Declared, datetime, datetime], "DataFrame"]
 
 
-def inputs(reads: Mapping[str, Declared], read: Read, low: datetime, high: datetime, bounds: DataFrame) -> dict[str, DataFrame]:
+def inputs(
+    reads: Mapping[str, Declared], read: Read, low: datetime, high: datetime, bounds: DataFrame, repeats: Sequence[str] = ()
+) -> dict[str, DataFrame]:
     """What a view's function is handed, by parameter: the rows of `[low, high)` from `bounds`, a one-row frame of the two.
 
-    Topics are typed and distinct by `id`, rollups merged, views as they are. `read` gives a table's rows of at least
-    that span: of a topic its log, of a rollup any rows that merge.
+    Topics are typed and distinct by `id` (those named in `repeats` only typed), rollups merged, views as they are. `read`
+    gives a table's rows of at least that span: of a topic its log, of a rollup any rows that merge.
     """
     found = {}
     for parameter, source in reads.items():
         rows = read(source, low, high)
         if isinstance(source, Topic):
             events = accepted(source, rows).withColumn("_event_time", event_time(source))
-            found[parameter] = once(source, within(events, "_event_time", bounds).drop("_event_time"))
+            held = within(events, "_event_time", bounds).drop("_event_time")
+            found[parameter] = held if parameter in repeats else once(source, held)
         elif isinstance(source, Rollup):
             found[parameter] = merge(source, within(rows, source.time, bounds))
         else:

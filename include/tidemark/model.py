@@ -287,6 +287,7 @@ class View:
     lookahead: str = "0 seconds"
     checks: tuple[Check, ...] = ()
     comments: Mapping[str, str] = field(default_factory=dict)
+    repeats: tuple[str, ...] = ()
     shortcut: Shortcut | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -296,6 +297,11 @@ class View:
         check_sources(owner, self.reads)
         check_key(owner, self.key, self.time, day_is_time=True)
         duration(self.lookback, f"{owner}: lookback"), duration(self.lookahead, f"{owner}: lookahead")
+        for name in self.repeats:
+            refuse_if(
+                not isinstance(self.reads.get(name), Topic),
+                f"{owner}: repeats names {name}, which is no topic that it reads; rollups and views have no repeats",
+            )
         object.__setattr__(self, "checks", tuple(self.checks))
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
@@ -384,10 +390,12 @@ def view(
     lookahead: str = "0 seconds",
     checks: Iterable[Check] = (),
     comments: Mapping[str, str] | None = None,
+    repeats: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], View]:
     """Declare a view: the decorated function answers for a period; `live` keeps its newest rows fresh.
 
-    `comments` are the columns' meanings and units, as DESCRIBE shows them.
+    `comments` are the columns' meanings and units, as DESCRIBE shows them. `repeats` names parameters whose topic is handed
+    over with its repeats, not distinct by `id`: cheaper, and right where an event that stands there twice changes nothing.
     """
     return lambda function: View(
         function.__name__,
@@ -400,6 +408,7 @@ def view(
         lookahead,
         tuple(checks),
         dict(comments or {}),
+        tuple(repeats),
     )
 
 

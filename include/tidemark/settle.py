@@ -661,7 +661,7 @@ class Settling:
                     rows = self.rolled(declared, start, end)
                 else:
                     low, high = start - duration(declared.lookback), end + duration(declared.lookahead)
-                    inputs = fold.inputs(declared.reads, self.read, low, high, self.bounds((low, high)))
+                    inputs = fold.inputs(declared.reads, self.read, low, high, self.bounds((low, high)), declared.repeats)
                     rows = fold.answer(declared, declared.function, inputs, self.bounds((start, end)), settled=True)
                 days = (last - first).days + 1
                 apart = rows.coalesce(1) if days == 1 else rows.repartition(min(days, 8), "day")

@@ -43,7 +43,7 @@ STEP = 1_000_000
 # How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
 SWEPT = timedelta(minutes=20)
 # How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
-REST = 3
+REST = 9
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -1043,7 +1043,7 @@ class Refresher:
         spark = self.spark
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
         period, bounds = fold.period(spark, since, until), fold.period(spark, low, high)
-        inputs = fold.inputs(reads, self.read_table, low, high, bounds)
+        inputs = fold.inputs(reads, self.read_table, low, high, bounds, view.repeats)
         return fold.answer(view, function, inputs, period, settled=False).toArrow()
 
     def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
