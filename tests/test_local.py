@@ -322,3 +322,30 @@ def test_broker_that_cannot_start_names_its_log(jars: Path, settings: Settings) 
     (data / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
     with pytest.raises(BrokerFailed, match=f"the broker ended; it says why in {settings.state / 'logs' / 'broker.log'}"):
         local.start_broker(settings)
+
+
+# ---- giving way
+
+
+def test_who_steps_aside_goes_after_others_of_its_session_and_of_other_sessions() -> None:
+    script = (
+        "import os, pathlib; from tidemark import local; before = os.nice(0); local.step_aside(); local.step_aside();"
+        "group = pathlib.Path('/proc/self/autogroup');"
+        "print(os.nice(0) - before, group.read_text().split()[-1] if group.exists() else 10)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "PYSPARK_GATEWAY_PORT"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, start_new_session=True)
+    nicer, group = done.stdout.split()
+    assert (int(nicer), int(group)) == (10 - os.nice(0), 10), done.stderr
+
+
+def test_a_jvm_that_spark_submit_has_started_steps_aside_with_its_program(tmp_path: Path) -> None:
+    """Its threads too: on Linux each has a niceness of its own."""
+    child = "import os; os.environ['PYSPARK_GATEWAY_PORT'] = '1'; from tidemark import local; local.step_aside()"
+    parent = (
+        "import os, subprocess, sys, threading, time; stop = threading.Event(); threading.Thread(target=stop.wait).start();"
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True);"
+        "print(*(os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task'))); stop.set()"
+    )
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert set(done.stdout.split()) == {"10"}, done.stderr

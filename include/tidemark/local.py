@@ -530,6 +530,13 @@ def behind(settings: Settings, stream: str) -> timedelta:
 def step_aside() -> None:
     """Let everything else on this machine go first: what computes again must not slow what is live."""
     os.nice(max(0, 10 - os.nice(0)))
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM that spark-submit has started is above this process, and has threads
+        for thread in Path(f"/proc/{os.getppid()}/task").glob("*"):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
+        return  # and its session is Airflow's too
+    with suppress(OSError):  # Linux weighs sessions against each other first, and a process only within its own
+        Path("/proc/self/autogroup").write_text("10")
 
 
 # ---- leases
