@@ -152,7 +152,7 @@ class Lake:
         last = end - duration(view.shortcut.step)
         span, bounds = fold.period(spark, last - lookback, start), fold.period(spark, start - lookback, end)
         rows = {p: fold.within(self.tables[r.name], r.time, bounds) for p, r in view.shortcut.reads.items()}
-        inputs = {p: fold.coarser(r, rows[p], span).drop("day") for p, r in view.shortcut.reads.items()}
+        inputs = {p: fold.coarser(r, rows[p], span, fold.beyond(view, r)).drop("day") for p, r in view.shortcut.reads.items()}
         return fold.answer(view, view.shortcut.function, inputs, fold.period(spark, start, end), settled=True)
 
 

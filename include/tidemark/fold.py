@@ -241,8 +241,13 @@ def merge(rollup: Rollup, rows: DataFrame, many: bool = False) -> DataFrame:
     return grouped.select(*rollup.key, *(columns.get(c, F.col(c)) for c in rollup.merge))
 
 
-def coarser(rollup: Rollup, rows: DataFrame, span: DataFrame) -> DataFrame:
-    """A rollup's rows with those of a span (one row: `start`, `end`) merged into one for each rest of the key, at its start."""
+def coarser(rollup: Rollup, rows: DataFrame, span: DataFrame, without: Sequence[str] = ()) -> DataFrame:
+    """A rollup's rows with those of a span (one row: `start`, `end`) merged into one for each rest of the key, at its start.
+
+    `without` names columns of the key that rows are merged over too, null afterwards.
+    """
+    for column in without:
+        rows = rows.withColumn(column, F.lit(None).cast(rows.schema[column].dataType))
     start, end = F.col("_span.start"), F.col("_span.end")
     there = rows.crossJoin(F.broadcast(span.select(F.struct("start", "end").alias("_span"))))
     moved = F.when((F.col(rollup.time) >= start) & (F.col(rollup.time) < end), start).otherwise(F.col(rollup.time))
@@ -296,6 +301,11 @@ def shaped(owner: str, frame: DataFrame, names: tuple[str, ...]) -> DataFrame:
         said = "; ".join(filter(None, (lacks, adds)))
         raise DeclarationError(f"{owner}: its function gives other columns than its key and merge name: {said}")
     return frame.select(*names)
+
+
+def beyond(view: View, rollup: Rollup) -> tuple[str, ...]:
+    """The columns of a rollup's key, but for its time, that a view's key has not."""
+    return tuple(c for c in rollup.key if c != rollup.time and c not in view.key)
 
 
 def union(frames: list[DataFrame]) -> DataFrame:

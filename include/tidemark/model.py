@@ -256,7 +256,8 @@ class Shortcut:
 
     `step` is the spacing of the view's rows in time. It fills rows missing up to `live.back` behind stream time.
     `coarse` promises that a row's answer is of the rollups' rows within `lookback` before it and merges them, so that those
-    which lie before every row of the period may be handed in merged into one, at the time of the earliest.
+    which lie before every row of the period may be handed in merged into one, at the time of the earliest; and that key
+    columns of the rollups which are not the view's do not matter: rows may be handed in merged over them, null there.
     """
 
     function: Callable[..., Any] = field(compare=False)

@@ -888,7 +888,7 @@ class Refresher:
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
-        self.bases: dict[tuple[str, bool], Base] = {}
+        self.bases: dict[tuple[str, bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
@@ -1056,23 +1056,32 @@ class Refresher:
         for parameter, source in shortcut.reads.items():
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
-            base = self.bases.get((source.name, aside))
-            if base is None or not base.serves(since, until - step, lookback):
-                base = self.bases[source.name, aside] = self.base(source, since, until - step, lookback, base)
+            base = self.base(source, since, until - step, lookback, aside, fold.beyond(view, source))
             tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
             newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
         return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False).toArrow()
 
-    def base(self, rollup: Rollup, first: datetime, last: datetime, lookback: timedelta, before: Base | None) -> Base:
+    def base(
+        self, rollup: Rollup, first: datetime, last: datetime, lookback: timedelta, aside: bool, without: tuple[str, ...]
+    ) -> Base:
+        """What is merged beforehand for marks from `first` to `last`; over columns too, from what is merged for each of them."""
+        before = self.bases.get((rollup.name, aside, without))
+        if before and before.serves(first, last, lookback):
+            return before
         low, start, end = first - lookback, last - lookback + BASE, first - SETTLE_DOWN
-        bounds = fold.period(self.spark, low, end)
-        rows = fold.within(lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=end), rollup.time, bounds)
-        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end)).persist()
+        apart = self.bases.get((rollup.name, aside, ())) if without else None
+        if apart and apart.serves(first, last, lookback):
+            (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
+        else:
+            there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=end)
+            rows = fold.within(there, rollup.time, fold.period(self.spark, low, end))
+        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without).persist()
         merged.count()
         if before:
             before.rows.unpersist()
-        return Base(low, start, end, merged)
+        self.bases[rollup.name, aside, without] = found = Base(low, start, end, merged)
+        return found
 
     def read_table(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
         return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
