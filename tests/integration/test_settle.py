@@ -412,7 +412,7 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     stream.until(lambda: shop.hours() == live | {15: 5})
 
     # A live row that is wrong, with no late event beside it, is said to be unexplained, as an error and in the run's note.
-    shop.plant(10, 99)
+    shop.plant(12, 99)
     with capture_logs() as logs:
         newer = shop.settled("the second")
     assert newer.tables["hours"]["compare"] == {"rows": 5, "missing": 0, "extra": 0, "changed": 2, "late": 1, "unexplained": 1}
