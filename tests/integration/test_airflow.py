@@ -271,8 +271,8 @@ def test_form_value_outside_its_schema_is_refused(house: House, dag: str, conf: 
 
 def test_day_in_the_future_is_refused_with_a_sentence(house: House) -> None:
     run = house.trigger("nightly", day=str(TODAY + timedelta(days=3)))
-    house.until(lambda: "is not over in UTC; the last day that can be settled is" in house.log("nightly", run, "wait"))
     assert house.ended("nightly", run) == "failed"
+    assert "is not over in UTC; the last day that can be settled is" in house.log("nightly", run, "wait")
 
 
 def test_reprocess_is_compared_and_dropped_or_published_by_a_person(house: House) -> None:
