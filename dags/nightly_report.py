@@ -39,7 +39,9 @@ def nightly_report() -> None:
         from tidemark.report import report as write
 
         events = [e for many in (triggering_asset_events or {}).values() for e in many]
-        days = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")} or {settle.yesterday(SETTINGS)}
+        last = settle.yesterday(SETTINGS)
+        told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
+        days = {day for day in told if day <= last} if told else {last}  # a night may be asked for a day that is not over
         written = [write(SETTINGS, CATALOG, day) for day in sorted(days)]
         for path in written:
             notify.notify(SETTINGS, "report", f"Report of {path.stem}", f"It is in {path}")

@@ -173,11 +173,13 @@ def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, pa
 
 
 def prepare(settings: Settings, say: Callable[[str], None]) -> None:
+    # Whether a database has its pools is known of the file that is here alone; one that was lost has none.
+    same = settings.airflow_database is None and (home(settings) / "airflow.db").exists()
     say("database")
     command(settings, "db", "migrate")
     pools = home(settings) / "pools.json"
     said = {n: {"slots": s, "description": d, "include_deferred": True} for n, (s, d) in POOLS.items()}
-    if not pools.exists() or json.loads(pools.read_text()) != said or not (home(settings) / "pools.set").exists():
+    if not same or not pools.exists() or json.loads(pools.read_text()) != said or not (home(settings) / "pools.set").exists():
         say("pools")
         pools.write_text(json.dumps(said))
         command(settings, "pools", "import", str(pools))
