@@ -87,7 +87,7 @@ class BrokerRefused(ConnectionError):
 
 
 class TopicMissing(LookupError):
-    """Kafka does not hold a topic; the sentence says how to create it."""
+    """Kafka does not hold a topic, or a partition of it; the sentence says what follows."""
 
 
 class TopicRefused(ValueError):
@@ -1351,12 +1351,12 @@ def seek(
 ) -> dict[int, tuple[int | None, int]]:
     """Move a consumer group that has no members: by partition, the offset it had committed and the one it has now.
 
-    Its next member begins there. Of one partition only, if said. Raises `GroupBusy` where it has members, `TopicMissing`,
-    `LookupError` for a partition that is not there, `BrokerAway`.
+    Its next member begins there. Of one partition only, if said. Raises `GroupBusy` where it has members, `TopicMissing` (for
+    a partition that is not there too), `BrokerAway`.
     """
     begin, _ = places(settings, topic, to)
     if partition is not None and partition not in begin:
-        raise LookupError(f"topic {topic} has partitions {min(begin)} to {max(begin)}, and no partition {partition}")
+        raise TopicMissing(f"topic {topic} has partitions {min(begin)} to {max(begin)}, and no partition {partition}")
     admin = connected(settings)
     found = answers(settings, admin.describe_consumer_groups([group], request_timeout=ANSWER))[group]
     if members := len(found.members or ()):
