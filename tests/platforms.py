@@ -162,14 +162,17 @@ class Talk(BaseHTTPRequestHandler):
     server: Server
 
     def do_POST(self) -> None:
-        world, parsed = self.server.world, urlsplit(self.path)
-        platform = "dingtalk" if parsed.path == "/robot/send" else "wecom"
-        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        world.tries[platform].append(time.time())
-        if world.tricks[platform]:
-            world.tricks[platform].popleft()(self)
-            return
-        self.answer(200, world.said(platform, parse_qs(parsed.query), self.headers.get("Content-Type", ""), raw))
+        world = self.server.world
+        self.platform = "dingtalk" if urlsplit(self.path).path == "/robot/send" else "wecom"
+        self.raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        world.tries[self.platform].append(time.time())
+        trick = world.tricks[self.platform].popleft() if world.tricks[self.platform] else fine
+        trick(self)
+
+    def judged(self) -> dict[str, Any]:
+        """What the platform thinks of the message; heard, if it takes it."""
+        query, kind = parse_qs(urlsplit(self.path).query), self.headers.get("Content-Type", "")
+        return self.server.world.said(self.platform, query, kind, self.raw)
 
     def answer(self, status: int, said: Any, **headers: str) -> None:
         content = said if isinstance(said, bytes) else json.dumps(said).encode()
@@ -184,6 +187,22 @@ class Talk(BaseHTTPRequestHandler):
 
 
 # ---- misbehaviour: each is one try
+
+
+def fine(talk: Talk) -> None:
+    """Behaves."""
+    talk.answer(200, talk.judged())
+
+
+def heard_then(act: Callable[[], None]) -> Trick:
+    """Says the message to its group, and then something happens instead of an answer."""
+
+    def trick(talk: Talk) -> None:
+        talk.judged()
+        act()
+        talk.close_connection = True
+
+    return trick
 
 
 def status(code: int, **headers: str) -> Trick:
