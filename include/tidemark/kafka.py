@@ -870,10 +870,10 @@ def fail(delivery: Delivery, reason: str) -> None:
 
 def filled(topic: Topic, event: Event) -> bytes | Mapping[str, Any] | None:
     """The event's value, with its time in the topic's event time column where that is missing."""
-    known = isinstance(event.value, Mapping) and topic.event_time in (c.name for c in topic.columns)
-    if event.at and known and isinstance(event.value, Mapping) and topic.event_time not in event.value:
-        return {**event.value, topic.event_time: event.at}
-    return event.value
+    if event.at is None or not isinstance(event.value, Mapping) or topic.event_time in event.value:
+        return event.value
+    has_its_own = topic.event_time in (column.name for column in topic.columns)
+    return {**event.value, topic.event_time: event.at} if has_its_own else event.value
 
 
 def as_json(value: Any) -> bytes:

@@ -367,11 +367,14 @@ def say(robot: Robot, message: Message, pace: Pace, trusted: ssl.SSLContext) -> 
 # ---- what was said before
 
 
+State = Literal["saying", "said", "refused"]
+
+
 class Sent:
     """Which messages were said, in memory and in the topic `notify_sent`.
 
-    A message is noted as `saying` before its first try and as `said` after its answer. One that is only `saying` when a
-    notifier starts was in the air when the last one died: it is said again, and says so.
+    A message is noted as `saying` before its first try and as `said` or `refused` after its answer. One that is only `saying`
+    when a notifier starts was in the air when the last one died: it is said again, and says so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -401,7 +404,7 @@ class Sent:
                 del self.states[next(iter(self.states))]
 
     def state(self, message: Message) -> str:
-        """`said`, `saying`, or nothing."""
+        """What was noted of a message last; empty where nothing was. What was said stays said."""
         with self.lock:
             return self.states.get(f"{message.platform}/{message.id}", ("", 0.0))[0]
 
@@ -412,7 +415,7 @@ class Sent:
             self.tries[platform] = {name: at for name, at in self.tries[platform].items() if now - at < within}
             return sorted((now - at for at in self.tries[platform].values()), reverse=True)
 
-    def note(self, messages: Iterable[Message], state: Literal["saying", "said"], attempt: str, now: bool = True) -> None:
+    def note(self, messages: Iterable[Message], state: State, attempt: str, now: bool = True) -> None:
         """Remember, and tell the topic `now` or with the next; what Kafka does not take is told later."""
         for message in messages:
             noted = {"id": message.id, "platform": message.platform, "state": state, "attempt": attempt}
@@ -552,7 +555,7 @@ class Target:
         with self.changed:
             while True:
                 room, until = self.room()
-                if self.waiting and room:
+                if self.waiting and room > 0:
                     count = len(self.waiting) if room == 1 or (self.closing and len(self.waiting) > room) else 1
                     self.busy = [self.waiting.popleft() for _ in range(count)]
                     self.bytes -= sum(letter.size for letter in self.busy)
@@ -571,10 +574,9 @@ class Target:
 
     def deliver(self, batch: Sequence[Letter]) -> None:
         """Say some letters, as one message, until it is said or given up. What is let go stays where it was."""
-        fresh = [letter for letter in batch if self.sent.state(letter.message) != "said"]
-        if len(fresh) < len(batch):
-            self.done([letter for letter in batch if letter not in fresh])
-        if not fresh:
+        states = [self.sent.state(letter.message) for letter in batch]
+        self.done([letter for letter, state in zip(batch, states, strict=True) if state == "said"])
+        if not (fresh := [letter for letter, state in zip(batch, states, strict=True) if state != "said"]):
             return
         messages = list({letter.message.id: letter.message for letter in fresh}.values())
         message = messages[0] if len(messages) == 1 else digest(messages)
@@ -586,9 +588,9 @@ class Target:
             sleep=sleep_using_event(self.hush),
             reraise=True,
         )
+        unnoted = [lambda: self.sent.note(messages, "saying", attempt, now=in_kafka)]
         try:
-            self.sent.note(messages, "saying", attempt, now=in_kafka)
-            retrying(self.attempt, with_its_age(message, fresh))
+            retrying(self.attempt, with_its_age(message, fresh), unnoted)
         except (NotSaid, Unsayable) as error:
             answer = error.answer if isinstance(error, NotSaid) else Answer("refused", str(error))
             because = notify.masked(answer.because, self.hidden)
@@ -596,9 +598,13 @@ class Target:
             refused = answer.outcome == "refused" and retrying.statistics.get("attempt_number", 1) >= self.pace.tries
             if self.hush.is_set() and not refused and isinstance(error, NotSaid):
                 log.info("given back; it comes again", platform=self.robot.platform, messages=len(fresh), because=because)
+                kept = [letter for letter in fresh if letter.path and not self.closing]
                 with self.changed:
-                    self.waiting.extendleft(letter for letter in reversed(fresh) if letter.path and not self.closing)
+                    self.waiting.extendleft(reversed(kept))
+                    self.bytes += sum(letter.size for letter in kept)
                 return
+            if answer.outcome == "refused":
+                self.sent.note(messages, "refused", attempt, now=False)
             self.bury(fresh, because)
             self.count.buried += len(fresh)
             return
@@ -607,11 +613,13 @@ class Target:
         self.count.said += len(fresh)
         self.count.trouble = ""
 
-    def attempt(self, message: Message) -> None:
-        """Try once, when the minute has room. Raises `NotSaid`, `Unsayable`."""
-        while not (room := self.room())[0]:
+    def attempt(self, message: Message, unnoted: list[Callable[[], None]]) -> None:
+        """Try once, when the minute has room; note it before the first time. Raises `NotSaid`, `Unsayable`."""
+        while (room := self.room())[0] <= 0:
             if self.hush.wait(room[1]):
                 raise NotSaid(Answer("later", "the minute has no room"))
+        while unnoted:
+            unnoted.pop()()
         answer = say(self.robot, message, self.pace, self.trusted)
         self.answered.append(time.monotonic())
         if answer.outcome != "said":

@@ -34,29 +34,64 @@ def world(tmp_path: Path) -> Iterator[Platforms]:
 
 
 @pytest.fixture
-def told(world: Platforms, house: Callable[..., Settings]) -> Callable[..., Settings]:
-    """Settings of a home whose robots are the test's, on the shared broker."""
+def told(world: Platforms, house: Callable[..., Settings]) -> Iterator[Callable[..., Settings]]:
+    """Settings of a home whose robots are the test's, on the shared broker; what the test leaves there is taken away.
+
+    The robots may say as much as they like: the minute is the topic's, and the tests before had a share in it.
+    """
+    world.signed, world.rate = True, 10_000
+    built: list[Settings] = []
 
     def build(**changes: Any) -> Settings:
         own = {
             "notify_to": "dingtalk,wecom",
             "notify_hosts": world.host,
             "notify_ca": world.ca,
+            "notify_rate": 10_000,
             "dingtalk_webhook": SecretStr(world.webhook("dingtalk")),
             "dingtalk_secret": SecretStr(SECRET),
             "wecom_webhook": SecretStr(world.webhook("wecom")),
         }
-        world.signed = True
-        settings = house(**own | changes)
-        kafka.apply(settings, notify.TOPICS)
-        return settings
+        built.append(house(**own | changes))
+        kafka.apply(built[-1], notify.TOPICS)
+        return built[-1]
 
-    return build
+    yield build
+    world.until(lambda: alone(built[0]), 30)
+    kafka.seek(built[0], notifier.GROUP, NOTIFY.name, "latest")
+    notifier.drop(built[0], notifier.dead_letters(built[0]))
+
+
+def alone(settings: Settings) -> bool:
+    """Whether the group has no member any more: one that was killed is missed after fifteen seconds."""
+    try:
+        kafka.seek(settings, notifier.GROUP, NOTIFY.name, "latest")
+    except kafka.GroupBusy:
+        return False
+    return True
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Settings], Process]]:
+    """Start a notifier; it ends with its test, and leaves its group."""
+    started: list[Process] = []
+
+    def start(settings: Settings) -> Process:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        log = settings.home / f"notifier-{len(started)}.log"
+        started.append(Process(settings, NOTIFIER, None, None, log))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.popen.poll() is None:
+            process.drains()
+        process.kill()
 
 
 def running(run: Callable[..., Process], settings: Settings) -> Process:
     """A notifier that speaks: the group may still miss one that was killed, for fifteen seconds."""
-    process = run(settings, program=NOTIFIER)
+    process = run(settings)
     process.until(lambda: local.status(settings, "notify").get("heartbeat", {}).get("state") == "running", 60)
     return process
 
@@ -72,16 +107,6 @@ def uncommitted(settings: Settings) -> int:
 
 def command(settings: Settings, *words: str) -> Result:
     return CliRunner().invoke(cli.app, list(words), env=environment(settings), prog_name="tidemark")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test leaves on the shared broker would be the next one's."""
-    yield
-    if "told" in request.fixturenames:
-        settings = request.getfixturevalue("told")()
-        kafka.seek(settings, notifier.GROUP, NOTIFY.name, "latest")
-        notifier.drop(settings, notifier.dead_letters(settings))
 
 
 # ------------------------------------------------------------------------------------------------------------- delivered
@@ -121,8 +146,7 @@ def test_alarms_and_reports_of_airflow_are_said(told, world, run, monkeypatch) -
 
 
 def test_message_is_said_within_a_second(told, world, run) -> None:
-    settings = told(notify_rate=1000)
-    world.rate = 1000
+    settings = told()
     running(run, settings)
     took = []
     for n in range(30):
@@ -135,8 +159,7 @@ def test_message_is_said_within_a_second(told, world, run) -> None:
 
 def test_everything_is_said_or_a_dead_letter_while_a_robot_fails_three_tries_in_ten(told, world, run) -> None:
     """The other robot is as fast as ever."""
-    settings = told(notify_rate=1000, notify_patience="20 seconds")
-    world.rate, random = 1000, Random(7)
+    settings, random = told(notify_patience="20 seconds"), Random(7)
     tricks = [status(500), status(429), errcode(-1), errcode(40035, "param error"), heard_then(lambda: None)]
     world.tricks["dingtalk"].extend(random.choice(tricks) if random.random() < 0.3 else fine for _ in range(500))
     running(run, settings)
@@ -202,8 +225,7 @@ def test_killed_between_the_answer_and_the_commit_it_says_so_when_it_says_it_aga
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
 def test_killed_at_a_try_nothing_is_lost(told, world, run, tries: int) -> None:
-    settings = told(notify_rate=1000)
-    world.rate = 1000
+    settings = told()
     first = running(run, settings)
     world.tricks["wecom"].extend([*([fine] * tries), heard_then(lambda: os.killpg(first.popen.pid, signal.SIGKILL))])
     ids = [f"kill{tries}-{n}" for n in range(8)]
@@ -219,7 +241,7 @@ def test_killed_at_a_try_nothing_is_lost(told, world, run, tries: int) -> None:
 def test_second_notifier_waits_and_takes_over(told, world, run) -> None:
     here, there = told(), told()
     first = running(run, here)
-    second = run(there, program=NOTIFIER)
+    second = run(there)
     second.until(lambda: local.status(there, "notify").get("heartbeat", {}).get("state") == "waiting")
     notify.send(here, [message(f"one{n}", "wecom") for n in range(5)])
     world.until(lambda: len(world.texts("wecom")) == 5)
@@ -238,12 +260,12 @@ def test_second_notifier_waits_and_takes_over(told, world, run) -> None:
 def test_second_notifier_of_one_home_is_refused(told, run) -> None:
     settings = told()
     running(run, settings)
-    run(settings, program=NOTIFIER).ends(75)
+    run(settings).ends(75)
 
 
 def test_topics_that_are_not_there_are_a_sentence(settings: Settings, jars: Path, run) -> None:
     local.start_broker(settings)
-    process = run(settings, program=NOTIFIER)
+    process = run(settings)
     process.ends(2)
     assert "Kafka has no topic notify" in process.said and "tidemark topics apply" in process.said
 
@@ -360,7 +382,7 @@ def safely(call: Callable[[], list[str]]) -> list[str]:
 
 
 def test_wrong_web_hook_ends_with_a_sentence_without_it(told, run) -> None:
-    process = run(told(notify_hosts="oapi.dingtalk.com"), program=NOTIFIER)
+    process = run(told(notify_hosts="oapi.dingtalk.com"))
     process.ends(2)
     assert "TIDEMARK_DINGTALK_WEBHOOK: its host" in process.said and TOKENS["dingtalk"] not in process.said
 
