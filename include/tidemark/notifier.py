@@ -255,8 +255,8 @@ def wecom_markdown(robot: Robot, message: Message) -> dict[str, Any]:
     return {"markdown": {"content": fitted(text, 4096, names, keyword(robot, text))}}
 
 
-DING_MOST = 15_000
-"""Bytes of a text: DingTalk takes 20,000 of the whole JSON."""
+DING_MOST = 9_000
+"""Bytes of a text: DingTalk takes 20,000 of the whole JSON, in which a quote and a line's end are two."""
 Body = Callable[[Robot, Message], dict[str, Any]]
 BODIES: Mapping[str, Mapping[str, tuple[str, Body]]] = {
     "dingtalk": {"text": ("text", ding_text), "link": ("link", ding_link), "markdown": ("markdown", ding_markdown)},

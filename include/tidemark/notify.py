@@ -204,8 +204,11 @@ def secrets(settings: Settings) -> list[str]:
 
 
 def parts(secret: str) -> list[str]:
-    """A secret, and of an address the values of its query too: a token is secret without the address around it."""
-    values = [value for _, value in parse_qsl(urlsplit(secret).query)] if "://" in secret else []
+    """A secret, and of an address the values of its query too: a token is secret without the address around it.
+
+    Values of a few letters are none, and to hide them would spoil every text.
+    """
+    values = [value for _, value in parse_qsl(urlsplit(secret).query) if len(value) > 7] if "://" in secret else []
     return [secret, *values, *(quote(value, safe="") for value in values)]
 
 

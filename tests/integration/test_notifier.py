@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Process, environment
 from platforms import SECRET, TOKENS, Platforms, errcode, fine, heard_then, status
 from pydantic import SecretStr
 from typer.testing import CliRunner, Result
@@ -72,26 +71,23 @@ def alone(settings: Settings) -> bool:
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[Settings], Process]]:
+def start(run: Callable[..., Any]) -> Iterator[Callable[[Settings], Any]]:
     """Start a notifier; it ends with its test, and leaves its group."""
-    started: list[Process] = []
+    started = []
 
-    def start(settings: Settings) -> Process:
-        settings.home.mkdir(parents=True, exist_ok=True)
-        log = settings.home / f"notifier-{len(started)}.log"
-        started.append(Process(settings, NOTIFIER, None, None, log))
+    def begin(settings: Settings) -> Any:
+        started.append(run(settings, program=NOTIFIER))
         return started[-1]
 
-    yield start
+    yield begin
     for process in started:
         if process.popen.poll() is None:
             process.drains()
-        process.kill()
 
 
-def running(run: Callable[..., Process], settings: Settings) -> Process:
+def running(start: Callable[[Settings], Any], settings: Settings) -> Any:
     """A notifier that speaks: the group may still miss one that was killed, for fifteen seconds."""
-    process = run(settings)
+    process = start(settings)
     process.until(lambda: local.status(settings, "notify").get("heartbeat", {}).get("state") == "running", 60)
     return process
 
@@ -105,16 +101,22 @@ def uncommitted(settings: Settings) -> int:
     return sum(ends.values()) - sum(kafka.group_offsets(settings, notifier.GROUP, NOTIFY.name).values())
 
 
+def variables(settings: Settings) -> dict[str, str]:
+    """What says the same as these settings to a command."""
+    said = settings.model_dump(exclude_none=True)
+    return {f"TIDEMARK_{n.upper()}": v.get_secret_value() if isinstance(v, SecretStr) else str(v) for n, v in said.items()}
+
+
 def command(settings: Settings, *words: str) -> Result:
-    return CliRunner().invoke(cli.app, list(words), env=environment(settings), prog_name="tidemark")
+    return CliRunner().invoke(cli.app, list(words), env=variables(settings), prog_name="tidemark")
 
 
 # ------------------------------------------------------------------------------------------------------------- delivered
 
 
-def test_alarm_is_said_by_each_robot_and_then_committed(told, world, run) -> None:
+def test_alarm_is_said_by_each_robot_and_then_committed(told, world, start) -> None:
     settings = told()
-    process = running(run, settings)
+    process = running(start, settings)
     notify.notify(settings, "stream_down", "The stream ended", "exit code 1", stream="main")
     world.until(lambda: world.texts("dingtalk") and world.texts("wecom"))
     process.drains()
@@ -125,10 +127,10 @@ def test_alarm_is_said_by_each_robot_and_then_committed(told, world, run) -> Non
     assert heartbeat["robots"]["wecom"] == {"waiting": 0, "said": 1, "dead": 0, "trouble": ""}
 
 
-def test_alarms_and_reports_of_airflow_are_said(told, world, run, monkeypatch) -> None:
+def test_alarms_and_reports_of_airflow_are_said(told, world, start, monkeypatch) -> None:
     settings = told()
     monkeypatch.syspath_prepend(PLUGINS)
-    for name, value in environment(settings).items():
+    for name, value in variables(settings).items():
         monkeypatch.setenv(name, value)
     import tell
 
@@ -137,7 +139,7 @@ def test_alarms_and_reports_of_airflow_are_said(told, world, run, monkeypatch) -
 
     tell.gate_failed({"ti": Instance, "exception": "pv < uv in 3 rows"})
     tell.tell("report", "Report of 2026-11-19", "It is in /lake/reports/2026-11-19.html")
-    running(run, settings)
+    running(start, settings)
     world.until(lambda: len(world.texts("wecom")) == 2)
     assert world.texts("wecom") == [
         "nightly: a table is held back\npv < uv in 3 rows\nrun: run-1",
@@ -145,9 +147,9 @@ def test_alarms_and_reports_of_airflow_are_said(told, world, run, monkeypatch) -
     ]
 
 
-def test_message_is_said_within_a_second(told, world, run) -> None:
+def test_message_is_said_within_a_second(told, world, start) -> None:
     settings = told()
-    running(run, settings)
+    running(start, settings)
     took = []
     for n in range(30):
         began = time.monotonic()
@@ -157,12 +159,12 @@ def test_message_is_said_within_a_second(told, world, run) -> None:
     assert sorted(took)[15] < 1, sorted(took)
 
 
-def test_everything_is_said_or_a_dead_letter_while_a_robot_fails_three_tries_in_ten(told, world, run) -> None:
+def test_everything_is_said_or_a_dead_letter_while_a_robot_fails_three_tries_in_ten(told, world, start) -> None:
     """The other robot is as fast as ever."""
     settings, random = told(notify_patience="20 seconds"), Random(7)
     tricks = [status(500), status(429), errcode(-1), errcode(40035, "param error"), heard_then(lambda: None)]
     world.tricks["dingtalk"].extend(random.choice(tricks) if random.random() < 0.3 else fine for _ in range(500))
-    running(run, settings)
+    running(start, settings)
     ids = [f"storm{n}" for n in range(60)]
     events = [json.loads(message(one, p).model_dump_json()) for one in ids for p in ("dingtalk", "wecom")]
     assert kafka.produce(settings, NOTIFY, [*events, b"no message", {"id": "x"}]).complete
@@ -177,15 +179,15 @@ def test_everything_is_said_or_a_dead_letter_while_a_robot_fails_three_tries_in_
 # ---------------------------------------------------------------------------------------------------------- once, always
 
 
-def test_repeat_is_not_said_twice_by_this_notifier_nor_the_next(told, world, run) -> None:
+def test_repeat_is_not_said_twice_by_this_notifier_nor_the_next(told, world, start) -> None:
     settings = told()
     one = message("repeat", "wecom")
-    first = running(run, settings)
+    first = running(start, settings)
     notify.send(settings, [one, one])
     notify.send(settings, [one])
     world.until(lambda: uncommitted(settings) == 0)
     first.drains()
-    second = running(run, settings)
+    second = running(start, settings)
     notify.send(settings, [one, message("other", "wecom")])
     world.until(lambda: "other\n12 records" in world.texts("wecom"))
     second.drains()
@@ -193,29 +195,29 @@ def test_repeat_is_not_said_twice_by_this_notifier_nor_the_next(told, world, run
     assert uncommitted(settings) == 0
 
 
-def test_group_that_is_moved_back_says_nothing_twice(told, world, run) -> None:
+def test_group_that_is_moved_back_says_nothing_twice(told, world, start) -> None:
     settings = told()
-    first = running(run, settings)
+    first = running(start, settings)
     notify.send(settings, [message(f"moved{n}", "wecom") for n in range(5)])
     world.until(lambda: uncommitted(settings) == 0)
     first.drains()
     assert command(settings, "seek", notifier.GROUP, NOTIFY.name, "--to", "earliest").exit_code == 0
-    running(run, settings)
+    running(start, settings)
     world.until(lambda: uncommitted(settings) == 0)
     assert len(world.texts("wecom")) == 5
 
 
-def test_killed_between_the_answer_and_the_commit_it_says_so_when_it_says_it_again(told, world, run) -> None:
+def test_killed_between_the_answer_and_the_commit_it_says_so_when_it_says_it_again(told, world, start) -> None:
     """Nothing tells a message that was heard from one that was not: it is said again rather than never.
 
     saying ──▶ heard ✕            again, marked
     """
     settings = told()
-    first = running(run, settings)
+    first = running(start, settings)
     world.tricks["wecom"].append(heard_then(lambda: os.killpg(first.popen.pid, signal.SIGKILL)))
     notify.send(settings, [message("in the air", "wecom")])
     first.dies()
-    running(run, settings)
+    running(start, settings)
     world.until(lambda: len(world.texts("wecom")) == 2)
     assert world.texts("wecom") == [
         "in the air\n12 records",
@@ -224,24 +226,24 @@ def test_killed_between_the_answer_and_the_commit_it_says_so_when_it_says_it_aga
 
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_killed_at_a_try_nothing_is_lost(told, world, run, tries: int) -> None:
+def test_killed_at_a_try_nothing_is_lost(told, world, start, tries: int) -> None:
     settings = told()
-    first = running(run, settings)
+    first = running(start, settings)
     world.tricks["wecom"].extend([*([fine] * tries), heard_then(lambda: os.killpg(first.popen.pid, signal.SIGKILL))])
     ids = [f"kill{tries}-{n}" for n in range(8)]
     notify.send(settings, [message(one, "wecom") for one in ids])
     first.dies()
-    running(run, settings)
+    running(start, settings)
     world.until(lambda: uncommitted(settings) == 0, 60)
     said = Counter(text.splitlines()[0] for text in world.texts("wecom"))
     assert {*said} == {*ids}
     assert sum(said.values()) == len(ids) + 1  # the one in the air
 
 
-def test_second_notifier_waits_and_takes_over(told, world, run) -> None:
+def test_second_notifier_waits_and_takes_over(told, world, start) -> None:
     here, there = told(), told()
-    first = running(run, here)
-    second = run(there)
+    first = running(start, here)
+    second = start(there)
     second.until(lambda: local.status(there, "notify").get("heartbeat", {}).get("state") == "waiting")
     notify.send(here, [message(f"one{n}", "wecom") for n in range(5)])
     world.until(lambda: len(world.texts("wecom")) == 5)
@@ -257,15 +259,15 @@ def test_second_notifier_waits_and_takes_over(told, world, run) -> None:
     world.until(lambda: uncommitted(here) == 0)
 
 
-def test_second_notifier_of_one_home_is_refused(told, run) -> None:
+def test_second_notifier_of_one_home_is_refused(told, start) -> None:
     settings = told()
-    running(run, settings)
-    run(settings).ends(75)
+    running(start, settings)
+    start(settings).ends(75)
 
 
-def test_topics_that_are_not_there_are_a_sentence(settings: Settings, jars: Path, run) -> None:
+def test_topics_that_are_not_there_are_a_sentence(settings: Settings, jars: Path, start) -> None:
     local.start_broker(settings)
-    process = run(settings)
+    process = start(settings)
     process.ends(2)
     assert "Kafka has no topic notify" in process.said and "tidemark topics apply" in process.said
 
@@ -273,9 +275,9 @@ def test_topics_that_are_not_there_are_a_sentence(settings: Settings, jars: Path
 # ------------------------------------------------------------------------------------------------------- dead letters
 
 
-def test_dead_letter_has_its_reason_and_goes_again_once_mended(told, world, run) -> None:
+def test_dead_letter_has_its_reason_and_goes_again_once_mended(told, world, start) -> None:
     settings = told()
-    process = running(run, settings)
+    process = running(start, settings)
     world.tricks["dingtalk"].extend([errcode(300001, "token is not exist")] * 3)
     assert kafka.produce(
         settings, NOTIFY, [message("refused").model_dump_json().encode(), b"\xff", {"id": "t", "platform": "telex"}]
@@ -297,9 +299,9 @@ def test_dead_letter_has_its_reason_and_goes_again_once_mended(told, world, run)
     assert [text.splitlines()[0] for text in world.texts("dingtalk")] == ["refused"]
 
 
-def test_replay_of_a_letter_that_was_said_meanwhile_says_nothing(told, world, run) -> None:
+def test_replay_of_a_letter_that_was_said_meanwhile_says_nothing(told, world, start) -> None:
     settings = told()
-    running(run, settings)
+    running(start, settings)
     one = message("meanwhile", "wecom").model_dump_json().encode()
     dead = Event(one, key="wecom/meanwhile", headers={"because": "a test"})
     assert kafka.produce(settings, DEAD_LETTERS, [dead]).complete
@@ -327,7 +329,7 @@ def test_letter_that_nobody_knows_is_a_sentence(words: list[str], sentence: str,
 
 
 def test_alarm_is_said_while_kafka_is_away_and_not_again_when_it_is_back(
-    settings: Settings, jars: Path, world: Platforms, run
+    settings: Settings, jars: Path, world: Platforms, start
 ) -> None:
     settings = settings.model_copy(
         update={
@@ -339,7 +341,7 @@ def test_alarm_is_said_while_kafka_is_away_and_not_again_when_it_is_back(
     )
     local.start_broker(settings)
     kafka.apply(settings, notify.TOPICS)
-    process = running(run, settings)
+    process = running(start, settings)
     local.stop_broker(settings)
     notify.notify(settings, "stream_down", "Kafka is away", "")
     world.until(lambda: world.texts("wecom") == ["Kafka is away"], 60)
@@ -355,11 +357,11 @@ def test_alarm_is_said_while_kafka_is_away_and_not_again_when_it_is_back(
 # ------------------------------------------------------------------------------------------------------------- secrets
 
 
-def test_secret_is_in_no_log_no_list_of_processes_no_dead_letter_and_no_state(told, world, run) -> None:
+def test_secret_is_in_no_log_no_list_of_processes_no_dead_letter_and_no_state(told, world, start) -> None:
     settings = told()
     echo = f"no token {TOKENS['dingtalk']} at {world.webhook('dingtalk')} with {SECRET}"
     world.tricks["dingtalk"].extend([status(500), *([errcode(300001, echo)] * 3)])
-    process = running(run, settings)
+    process = running(start, settings)
     notify.notify(settings, "run_failed", "A task failed", f"posting to {world.webhook('dingtalk')} failed")
     kafka.produce(settings, NOTIFY, [message("leak", content=f"{echo}").model_dump_json().encode()])
     kafka.produce(settings, NOTIFY, [f"no JSON but {echo}".encode()])
@@ -381,17 +383,17 @@ def safely(call: Callable[[], list[str]]) -> list[str]:
         return []
 
 
-def test_wrong_web_hook_ends_with_a_sentence_without_it(told, run) -> None:
-    process = run(told(notify_hosts="oapi.dingtalk.com"))
+def test_wrong_web_hook_ends_with_a_sentence_without_it(told, start) -> None:
+    process = start(told(notify_hosts="oapi.dingtalk.com"))
     process.ends(2)
     assert "TIDEMARK_DINGTALK_WEBHOOK: its host" in process.said and TOKENS["dingtalk"] not in process.said
 
 
-def test_airflows_connection_is_a_robot(told, world, run, monkeypatch) -> None:
+def test_airflows_connection_is_a_robot(told, world, start, monkeypatch) -> None:
     known = {"conn_type": "http", "password": world.webhook("dingtalk"), "extra": {"secret": SECRET}}
     monkeypatch.setenv("AIRFLOW_CONN_TIDEMARK_DINGTALK", json.dumps(known))
     settings = told(dingtalk_webhook=None, dingtalk_secret=None, notify_connections=True)
-    process = running(run, settings)
+    process = running(start, settings)
     notify.send(settings, [message("by connection")])
     world.until(lambda: world.texts("dingtalk"))
     process.drains()
