@@ -1358,13 +1358,23 @@ def seek(
     if partition is not None and partition not in begin:
         raise TopicMissing(f"topic {topic} has partitions {min(begin)} to {max(begin)}, and no partition {partition}")
     admin = connected(settings)
-    found = answers(settings, admin.describe_consumer_groups([group], request_timeout=ANSWER))[group]
-    if members := len(found.members or ()):
-        raise GroupBusy(f"group {group} has {members} member(s), and Kafka takes offsets from them alone; end them, then seek")
+    if count := members(settings, admin, group):
+        raise GroupBusy(f"group {group} has {count} member(s), and Kafka takes offsets from them alone; end them, then seek")
     before = group_offsets(settings, group, topic)
     wanted = {p: offset for p, offset in begin.items() if partition in (None, p)}
     commit_group(settings, group, {(topic, p): offset for p, offset in wanted.items()})
     return {p: (before.get(p), offset) for p, offset in wanted.items()}
+
+
+def members(settings: Settings, admin: AdminClient, group: str) -> int:
+    """How many members a group has now; none for one that Kafka does not know."""
+    try:
+        found = answers(settings, admin.describe_consumer_groups([group], request_timeout=ANSWER))[group]
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return 0
+        raise
+    return len(found.members or ())
 
 
 def group_offsets(settings: Settings, group: str, topic: str) -> dict[int, int]:
