@@ -432,7 +432,7 @@ def test_repeat_within_a_digest_is_not_said_twice(world: Platforms, post: Post) 
     post.target("dingtalk", Pace(rate=1, minute=0.3))
     post.send(message("m0"), *(message("m1", title="once") for _ in range(20)))
     world.until(lambda: len(post.said) == 21)
-    assert [text.count("once") for text in world.texts("dingtalk")] == [0, 1]
+    assert sum(text.count("once") for text in world.texts("dingtalk")) == 1
 
 
 def test_minute_goes_on_after_a_restart(world: Platforms, post: Post) -> None:

@@ -144,9 +144,11 @@ class Settings(BaseSettings):
                 raise ValueError(f'there is no robot "{platform}"; there are {", ".join(PLATFORMS)}')
         return platforms
 
-    @field_validator("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", mode="before")
-    @field_validator("airflow_database", "notify_ca", mode="before")
-    @field_validator("dingtalk_webhook", "dingtalk_secret", "dingtalk_keyword", "wecom_webhook", mode="before")
+    @field_validator(
+        *("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", "notify_ca"),
+        *("dingtalk_webhook", "dingtalk_secret", "dingtalk_keyword", "wecom_webhook"),
+        mode="before",
+    )
     @classmethod
     def empty_is_not_given(cls, value: object) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value
