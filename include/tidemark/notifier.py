@@ -431,7 +431,7 @@ class Sent:
         if not owed:
             return
         try:
-            complete = kafka.produce(self.settings, SENT, owed, patience=notify.PATIENCE, options={"linger.ms": 0}).complete
+            complete = kafka.produce(self.settings, SENT, owed, patience=notify.PATIENCE, options=notify.AT_ONCE).complete
         except Exception as error:
             complete = False
             log.warning("what was said is not noted yet", because=type(error).__name__)
@@ -789,7 +789,7 @@ class Notifier:
         log.error("a message went to the dead letters", id=whole, because=because)
         event = Event(value, key=whole, headers={n: v.encode() for n, v in headers.items()})
         try:
-            return kafka.produce(self.settings, DEAD_LETTERS, [event], options={"linger.ms": 0}).complete
+            return kafka.produce(self.settings, DEAD_LETTERS, [event], options=notify.AT_ONCE).complete
         except Exception as error:
             log.error("the dead letters cannot be written", because=type(error).__name__)
             return False
@@ -818,7 +818,7 @@ class Notifier:
     def put(self, message: Message) -> bool:
         try:
             value = message.model_dump_json().encode()
-            return kafka.produce(self.settings, NOTIFY, [value], patience=notify.PATIENCE, options={"linger.ms": 0}).complete
+            return kafka.produce(self.settings, NOTIFY, [value], patience=notify.PATIENCE, options=notify.AT_ONCE).complete
         except Exception:
             return False
 
@@ -904,6 +904,6 @@ def drop(settings: Settings, letters: Iterable[DeadLetter]) -> int:
 
 
 def write(settings: Settings, topic: Any, event: Event) -> None:
-    delivery = kafka.produce(settings, topic, [event], options={"linger.ms": 0}, patience=30)
+    delivery = kafka.produce(settings, topic, [event], options=notify.AT_ONCE, patience=30)
     if not delivery.complete:
         raise kafka.BrokerAway(f"topic {topic.name} did not take it: {'; '.join(delivery.errors)}")

@@ -348,7 +348,7 @@ def test_alarm_is_said_while_kafka_is_away_and_not_again_when_it_is_back(
     process.until(lambda: not list(notify.unsent(settings).glob("*.json")))
     local.start_broker(settings)
     notify.notify(settings, "report", "Kafka is back", "")
-    world.until(lambda: len(world.texts("wecom")) == 2, 60)
+    process.until(lambda: len(world.texts("wecom")) == 2, 60)
     world.until(lambda: uncommitted(settings) == 0)
     process.drains()
     assert world.texts("wecom") == ["Kafka is away", "Kafka is back"]
