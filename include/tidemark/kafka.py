@@ -1330,7 +1330,9 @@ class Member:
     def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """They are another's already: nothing of them may be committed."""
         shares = [(place.topic, place.partition) for place in partitions]
-        log.warning("this member was silent for too long, and its partitions are another's", group=self.group, lost=len(shares))
+        log.warning(
+            "partitions are lost: Kafka was away, or this member silent, for too long", group=self.group, lost=len(shares)
+        )
         self.forget(shares)
         if self.told_revoked and shares:
             self.told_revoked(shares)
