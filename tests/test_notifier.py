@@ -18,7 +18,7 @@ from platforms import SECRET, TOKENS, Platforms, Trick, errcode, garbage, status
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
-from tidemark import notifier, notify
+from tidemark import airflow, notifier, notify
 from tidemark.notifier import Letter, Pace, Robot, RobotWrong, Sent, Target
 from tidemark.notify import Message
 from tidemark.settings import Settings
@@ -563,6 +563,14 @@ def test_every_part_of_an_address_is_hidden(tmp_path: Path) -> None:
         f"?t={notify.MASK}",
         "run 7f",
     ]
+
+
+def test_airflow_is_told_whom_to_tell_and_no_web_hook(settings: Settings) -> None:
+    """Not as asterisks either, which would be taken for one."""
+    hook = SecretStr("https://oapi.dingtalk.com/robot/send?access_token=t0ken-4f7a")
+    said = airflow.environment(settings.model_copy(update={"dingtalk_webhook": hook, "notify_to": "dingtalk"}))
+    assert said["TIDEMARK_NOTIFY_TO"] == "dingtalk" and "TIDEMARK_DINGTALK_WEBHOOK" not in said
+    assert not any("t0ken" in value or "***" in value for value in said.values())
 
 
 def test_settings_that_are_told_the_platforms(tmp_path: Path) -> None:
