@@ -290,6 +290,28 @@ def test_crash_in_the_work(broker: Settings, orders: Topic, group: str, before: 
         assert sorted({*ids} - {*done}) == ["o0002"]  # at most once: it may be never
 
 
+KILLED = """
+import os, signal, sys
+from tidemark import kafka
+from tidemark.settings import Settings
+group, topic, before = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
+with kafka.Member(Settings(_env_file=None), group, [topic], before=before) as member:
+    for count, record in enumerate(member, start=1):
+        if count == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["at least once", "at most once"])
+def test_killed_in_the_work_of_the_fifth(broker: Settings, orders: Topic, group: str, before: bool) -> None:
+    """With `before` the fifth is committed and gone; without, it is not, and comes again."""
+    sent(broker, orders, 9)
+    command = [sys.executable, "-c", KILLED, group, orders.name, str(before)]
+    ended = subprocess.run(command, env=os.environ | {"TIDEMARK_BROKERS": broker.brokers}, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert committed(broker, group, orders) == 5 if before else committed(broker, group, orders) < 5
+
+
 def test_promise_of_once_by_the_id_of_the_event(broker: Settings, orders: Topic, group: str, tmp_path: Path) -> None:
     """The example of docs/kafka.md, killed between the work and the commit, and the producer repeats itself."""
     names: dict[str, Any] = {}
