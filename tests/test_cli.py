@@ -192,7 +192,7 @@ def test_help_imports_nothing_heavy(words):
 def test_every_command_of_the_house_is_there(run):
     said = run("--help").stdout
     wanted = "up down topics produce consume speed settle publish runs query watch status rejects tables compact sweep report"
-    wanted += " jars demo"
+    wanted += " jars demo notify dead-letters seek"
     assert [word for word in wanted.split() if f"│ {word} " not in said] == []
 
 

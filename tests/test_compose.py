@@ -27,7 +27,7 @@ import yaml
 from cryptography.fernet import Fernet
 
 from tidemark import __main__ as cli
-from tidemark import airflow, local, metrics, session, speed
+from tidemark import airflow, local, metrics, notifier, session, speed
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -103,7 +103,7 @@ def test_commands_of_tidemark_are_taken(services: dict[str, dict[str, Any]]) -> 
             _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
             words = [command.name, *rest]
         command.make_context(words[0], words[1:])
-    assert sorted(lines) == [["tidemark", "speed"], ["tidemark", "topics", "apply"]]
+    assert sorted(lines) == [["tidemark", "notify"], ["tidemark", "speed"], ["tidemark", "topics", "apply"]]
 
 
 PARSE = """
@@ -181,6 +181,7 @@ def test_every_service_that_stays_has_a_health_check_and_starts_after_what_it_ne
     assert {name: sorted(needed) for name, needed in needs.items() if needed} == {
         "topics": ["broker"],
         "stream": ["broker", "topics"],
+        "notify": ["broker", "topics"],
         "init": ["postgres"],
         **{name: ["init"] for name in ("api-server", "scheduler", "dag-processor", "triggerer")},
         "spark-worker": ["spark-master"],
@@ -321,8 +322,28 @@ def test_everything_that_is_kept_is_on_a_named_volume(compose: dict[str, Any], s
 VALUES = [line.split(": ", 1) for line in re.findall(r"^ +(?!#)([A-Z_]+: \S.*)$", COMPOSE, re.MULTILINE)]
 
 
+def test_secret_of_a_robot_is_given_to_the_notifier_alone(services: dict[str, dict[str, Any]]) -> None:
+    robots = {n for n in Settings.model_fields if n.startswith(("dingtalk_", "wecom_"))}
+    given = {
+        name: {n for n in service.get("environment") or {} if n.removeprefix("TIDEMARK_").lower() in robots}
+        for name, service in services.items()
+    }
+    assert {name: len(known) for name, known in given.items() if known} == {"notify": len(robots)}
+    said = {n: v for n, v in VALUES if n in given["notify"]}
+    assert said == {n: f"${{{n}:-}}" for n in given["notify"]}
+
+
+def test_notifier_is_healthy_while_it_beats_and_may_finish(services: dict[str, dict[str, Any]]) -> None:
+    said, service = environment(services["notify"]), services["notify"]
+    [beat] = re.findall(r'find "\$(\w+)/([^"]+)" -mmin -1', service["healthcheck"]["test"][1])
+    assert Path(said[beat[0]]) / beat[1] == Path(said["TIDEMARK_HOME"]) / "state" / "notify" / "heartbeat.json"
+    pace = notifier.Pace()
+    assert seconds(service["stop_grace_period"]) >= pace.closing + pace.answer + 5 > notifier.BEAT
+
+
 def test_every_secret_comes_from_the_environment_and_has_no_default() -> None:
     secret = {n: v for n, v in VALUES if re.search(r"(PASSWORD|SECRET|FERNET_KEY|SECRET_KEY)$", n) or "://airflow:" in v}
+    secret.pop("TIDEMARK_DINGTALK_SECRET")  # a robot need not be there
     assert len(secret) == 8
     for name, value in secret.items():
         [asked] = re.findall(r"\$\{(\w+):\?[^}]+\}", value)
@@ -340,7 +361,8 @@ def test_env_example_names_what_the_file_needs_and_no_other() -> None:
     lines = dict(re.findall(r"^# (TIDEMARK_\w+)=(.*)$", EXAMPLE, re.MULTILINE))
     assert {name: lines.get(name) for name in optional} == optional
     defaults = Settings(_env_file=None)
-    assert {n: str(getattr(defaults, n[len("TIDEMARK_") :].lower())) for n in optional} == optional
+    said = {n: getattr(defaults, n[len("TIDEMARK_") :].lower()) for n in optional}
+    assert {n: "" if value is None else str(value) for n, value in said.items()} == optional
 
 
 @pytest.mark.parametrize("missing", SECRETS)
@@ -522,7 +544,7 @@ def test_services_run_from_this_file_become_healthy_and_end_when_told(here: Here
     here.once("init")
     kept = here.settings.home / "airflow" / "passwords.json"
     assert kept.stat().st_mode & 0o777 == 0o600
-    here.stay("stream", "api-server", "scheduler", "dag-processor", "triggerer")
+    here.stay("stream", "notify", "api-server", "scheduler", "dag-processor", "triggerer")
     assert (
         "tidemark_broker_away" in urllib.request.urlopen(f"http://127.0.0.1:{here.own['TIDEMARK_METRICS_PORT']}").read().decode()
     )

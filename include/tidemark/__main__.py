@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from tidemark.settings import Settings
 
 FAILED, WRONG, HELD, INTERRUPTED = 1, 2, 75, 130
-CODES = {"QueryError": WRONG, "DeclarationError": WRONG, "TopicMissing": WRONG, "ReportError": WRONG, "LeaseHeld": HELD}
+CODES = {
+    "QueryError": WRONG,
+    "DeclarationError": WRONG,
+    "RobotWrong": WRONG,
+    "TopicMissing": WRONG,
+    "ReportError": WRONG,
+    "LeaseHeld": HELD,
+}
 TEXT_SHOWN = 120
 
 
@@ -115,6 +122,8 @@ topics_app = typer.Typer(
     help="Topics as code: bring Kafka to what the pipelines declare, or compare the two.", no_args_is_help=True
 )
 app.add_typer(topics_app, name="topics")
+letters_app = typer.Typer(help="Messages that no robot said: why, and once more.", no_args_is_help=True)
+app.add_typer(letters_app, name="dead-letters")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for a script.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The name that `settle` or `replay` printed; `runs` lists them.")]
@@ -153,6 +162,13 @@ def catalog() -> Catalog:
     from tidemark.pipelines import CATALOG
 
     return CATALOG
+
+
+def every_topic() -> list[Topic]:
+    """What the pipelines declare, and what the notifier needs."""
+    from tidemark import notify
+
+    return [*catalog().topics.values(), *notify.TOPICS]
 
 
 PATIENCE = 2.0
@@ -325,7 +341,11 @@ def bring_up(config: Settings, steps: Steps) -> None:
             local.start_broker(config)
             say("started")
     with steps.step("topics") as say:
-        say("; ".join(map(str, kafka.apply(config, catalog().topics.values()))) or "as declared")
+        say("; ".join(map(str, kafka.apply(config, every_topic()))) or "as declared")
+    if config.dingtalk_webhook or config.wecom_webhook or config.notify_connections:
+        with steps.step("notifier") as say:
+            begun = local.start(config, "notify", [sys.executable, "-m", "tidemark", "notify"], home(config))
+            say(f"its log is {begun.log}")
     for stream in catalog().streams:
         with steps.step(f"stream {stream}") as say:
             local.want(config, stream, "running", "tidemark up", "the command line")
@@ -403,10 +423,10 @@ def jars() -> None:
 
 @topics_app.command("apply")
 def topics_apply(json_: AsJson = False) -> None:
-    """Create and alter Kafka's topics until they are as declared; refuse what Kafka cannot do, like fewer partitions."""
+    """Create and alter Kafka's topics, the notifier's too, until they are as declared; refuse what Kafka cannot do."""
     from tidemark import kafka
 
-    changes = kafka.apply(with_broker(), catalog().topics.values())
+    changes = kafka.apply(with_broker(), every_topic())
     if json_:
         show(changes)
     else:
@@ -421,7 +441,7 @@ def topics_list(json_: AsJson = False) -> None:
     """Each declared topic as Kafka holds it, and where the two differ."""
     from tidemark import kafka
 
-    found = kafka.listing(with_broker(), catalog().topics.values())
+    found = kafka.listing(with_broker(), every_topic())
     if json_:
         show(found)
         return
@@ -541,7 +561,7 @@ def consume(
             typer.echo(f"{record.partition}/{record.offset}  {record.timestamp:%Y-%m-%d %H:%M:%S.%f}  {key}  {value}")
 
 
-def place(text: str) -> Any:
+def place(text: str, option: str = "--from") -> Any:
     """Where to read from. An instant without a time zone is UTC."""
     if text in ("earliest", "latest"):
         return text
@@ -550,8 +570,101 @@ def place(text: str) -> Any:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise Wrong(f"--from {text} is neither earliest, latest, an offset nor an instant like 2026-11-19T12:00Z") from None
+        raise Wrong(f"{option} {text} is neither earliest, latest, an offset nor an instant like 2026-11-19T12:00Z") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+@app.command()
+def seek(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="A consumer group that no member is in now.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that it reads.")],
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, or an instant like 2026-11-19T12:00Z.")],
+    partition: Annotated[int | None, typer.Option(min=0, help="One partition only.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Move a consumer group: its next member begins there. What it has done since comes again.
+
+        tidemark seek invoices orders --to 2026-11-19T12:00Z
+
+    Exit code 1 while the group has members: end them first. A stream keeps its offsets in its checkpoint and is not moved.
+    """
+    from tidemark import kafka
+
+    at = place(to, "--to")
+    if group in {f"tidemark-{stream}" for stream in catalog().streams}:
+        raise Wrong(f"{group} is a stream, which reads on from its checkpoint; its group only shows how far it is")
+    moved = kafka.seek(with_broker(), group, topic, at, partition)
+    rows = [{"partition": p, "before": before, "after": after} for p, (before, after) in sorted(moved.items())]
+    if json_:
+        show(rows)
+    else:
+        table(("partition", "before", "after"), [[*row.values()] for row in rows], right=("partition", "before", "after"))
+
+
+# ------------------------------------------------------------------------------------------------------- notifications
+
+
+@app.command("notify")
+def notify_robots() -> None:
+    """Have the robots of DingTalk and WeCom say what comes into the topic `notify`, each message once, until Ctrl-C or SIGTERM.
+
+    `tidemark up` runs it in the background where a web hook is set. Exit code 75 when another copy runs here; on another
+    machine, a copy waits to take over.
+    """
+    from tidemark import airflow, kafka, notifier
+
+    config = settings()
+    robots = notifier.robots(config, (lambda name: airflow.connection(config, name)) if config.notify_connections else None)
+    # Beside the main thread: Kafka's producer counts the signals that come while it is at work.
+    with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(1) as beside:
+        beside.submit(notifier.run, config, robots, lambda: pressed() > 0).result()
+
+
+@letters_app.command("list")
+def letters_list(json_: AsJson = False) -> None:
+    """Each message that no robot said, why, and where it lay in the topic; oldest first."""
+    from tidemark import notifier
+
+    found = notifier.dead_letters(with_broker())
+    if json_:
+        show(found)
+        return
+    rows = [[one.key, one.at, one.because, shortened(one.value)] for one in found]
+    table(("letter", "at", "because", "message"), rows)
+
+
+Letters = Annotated[list[str] | None, typer.Argument(metavar="[LETTER]...", help="As `tidemark dead-letters list` names them.")]
+AllOfThem = Annotated[bool, typer.Option("--all", help="Every letter.")]
+
+
+@letters_app.command("replay")
+def letters_replay(letters: Letters = None, every: AllOfThem = False) -> None:
+    """Send dead letters again, once their cause is mended. One that was said meanwhile is not said twice."""
+    from tidemark import notifier
+
+    config = with_broker()
+    typer.echo(f"{notifier.replay(config, chosen(config, letters, every)):,} sent again", err=True)
+
+
+@letters_app.command("drop")
+def letters_drop(letters: Letters = None, every: AllOfThem = False) -> None:
+    """Take dead letters off the list without sending them."""
+    from tidemark import notifier
+
+    config = with_broker()
+    typer.echo(f"{notifier.drop(config, chosen(config, letters, every)):,} dropped", err=True)
+
+
+def chosen(config: Settings, letters: Sequence[str] | None, every: bool) -> list[Any]:
+    """The dead letters that a command names. Raises `Wrong`."""
+    from tidemark import notifier
+
+    if bool(letters) == every:
+        raise Wrong("say which letters, as `tidemark dead-letters list` names them, or --all")
+    known = {one.key: one for one in notifier.dead_letters(config)}
+    if unknown := [name for name in letters or () if name not in known]:
+        raise Wrong(f"there is no dead letter {unknown[0]}; list them with: tidemark dead-letters list")
+    return [one for name, one in known.items() if every or name in (letters or ())]
 
 
 # --------------------------------------------------------------------------------------------------- stream and settling
@@ -911,6 +1024,13 @@ def status(json_: AsJson = False) -> None:
     if found["airflow"]:
         lines.append(["airflow", f"{found['airflow']['url']} {found['airflow']['health']}"])
     lines += [["stream", stream_line(name, one, now).removeprefix("stream ")] for name, one in found["streams"].items()]
+    if beat := found["notifier"]:
+        robots = "; ".join(
+            f"{name}: {one['said']} said, {one['waiting']} waiting, {one['dead']} dead letters"
+            + (f", trouble: {one['trouble']}" if one["trouble"] else "")
+            for name, one in beat["robots"].items()
+        )
+        lines.append(["notifier", f"{beat['state']} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
     lines.append(["newest run", f"{newest['id']}, {newest['state']}, {', '.join(newest['days'])}" if newest else "none yet"])
@@ -939,6 +1059,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         if started
         else None,
         "streams": {name: local.status(config, name) for name in catalog().streams},
+        "notifier": local.status(config, "notify").get("heartbeat"),
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
     }

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from tidemark import local
 from tidemark.settings import Settings
 
@@ -119,7 +121,8 @@ def environment(settings: Settings) -> dict[str, str]:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "GX_ANALYTICS_ENABLED": "false",
     }
-    own = settings.model_dump(mode="json", exclude_none=True, exclude={"kafka_password", "airflow_database"})
+    hidden = {name for name, value in settings if isinstance(value, SecretStr)}  # a dump has asterisks for them
+    own = settings.model_dump(mode="json", exclude_none=True, exclude=hidden)
     own |= {"home": str(settings.home.absolute()), "lake": str(settings.lake_path), "jars_dir": str(settings.jars)}
     said |= {f"TIDEMARK_{name.upper()}": str(value) for name, value in own.items()}
     if settings.kafka_password:
@@ -127,11 +130,11 @@ def environment(settings: Settings) -> dict[str, str]:
     return said
 
 
-def command(settings: Settings, *argv: str, seconds: float = 180) -> str:
-    """Run one command of Airflow's. Raises `AirflowFailed` with what it said last."""
+def command(settings: Settings, *argv: str, seconds: float = 180, own: Mapping[str, str] | None = None) -> str:
+    """Run one command of Airflow's, with variables of one's own beside. Raises `AirflowFailed` with what it said last."""
     done = subprocess.run(
         [sys.executable, "-m", "airflow", *argv],
-        env=clean() | environment(settings),
+        env=clean() | environment(settings) | dict(own or {}),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -141,6 +144,24 @@ def command(settings: Settings, *argv: str, seconds: float = 180) -> str:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise AirflowFailed(f"airflow {' '.join(argv)} ended with exit code {done.returncode}: {said[-1] if said else ''}")
     return done.stdout
+
+
+def connection(settings: Settings, name: str) -> dict[str, Any] | None:
+    """A connection as Airflow knows it (from its environment, a secrets backend or its database): host, login, password, extra.
+
+    None where it knows no such connection. Takes the seconds that Airflow's command line needs. The password is in no argument
+    and no log. Where this process was told of an Airflow (in a container), that one is asked. Raises `AirflowFailed`.
+    """
+    told = "AIRFLOW_" if "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN" in os.environ else "AIRFLOW_CONN_"
+    own = {n: v for n, v in os.environ.items() if n.startswith(told)}
+    try:
+        said = json.loads(command(settings, "connections", "get", name, "--output", "json", own=own))[0]
+    except AirflowFailed as error:
+        if "Connection not found" in str(error):
+            return None
+        raise
+    extra = said.get("extra_dejson") or {}
+    return {"host": said.get("host"), "login": said.get("login"), "password": said.get("password"), "extra": extra}
 
 
 def clean() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Kafka: topics as code, producing and sampling events, reading records and offsets. No other module knows its client."""
+"""Kafka: topics as code, producing and sampling events, reading records, consumer groups. No other module knows its client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ssl
 import struct
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,11 +87,47 @@ class BrokerRefused(ConnectionError):
 
 
 class TopicMissing(LookupError):
-    """Kafka does not hold a topic; the sentence says how to create it."""
+    """Kafka does not hold a topic, or a partition of it; the sentence says what follows."""
 
 
 class TopicRefused(ValueError):
     """Kafka cannot do what a topic's code asks for; the sentence says what it can."""
+
+
+class GroupBusy(RuntimeError):
+    """A consumer group has members, so Kafka takes its offsets from them alone."""
+
+
+PRODUCER: Mapping[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "retries": 2147483647,
+    "max.in.flight.requests.per.connection": 5,
+    "partitioner": "murmur2_random",
+    "compression.type": "zstd",
+    "linger.ms": 50,
+    "batch.size": 1_000_000,
+    "queue.buffering.max.kbytes": 64 * 1024,
+}
+"""How every producer of the platform is set, by librdkafka's own names; docs/kafka.md has each one's reason.
+
+`delivery.timeout.ms` and `message.max.bytes` are beside them, as a call and its topic say.
+"""
+CONSUMER: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "auto.offset.reset": "earliest",
+    "partition.assignment.strategy": "cooperative-sticky",
+    "isolation.level": "read_committed",
+    "fetch.min.bytes": 1,
+    "fetch.wait.max.ms": 500,
+    "max.partition.fetch.bytes": 1024 * 1024,
+    "fetch.max.bytes": 50 * 1024 * 1024,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "session.timeout.ms": 15_000,
+    "heartbeat.interval.ms": 3_000,
+    "max.poll.interval.ms": 300_000,
+}
+"""How every member of a consumer group is set, likewise."""
 
 
 def client_config(settings: Settings) -> dict[str, Any]:
@@ -660,6 +696,21 @@ def as_milliseconds(at: datetime) -> int:
 # ---- producing
 
 
+@dataclass(frozen=True)
+class Event:
+    """An event with what its value alone does not say.
+
+    `key` is the topic's key column unless given; equal keys share a partition. `at` is when it happened: it fills the topic's
+    event time column where the value lacks it, and is the record's timestamp in a topic that keeps the producer's (those of the
+    platform carry Kafka's own). A value of None is a tombstone, and needs a key.
+    """
+
+    value: bytes | Mapping[str, Any] | None
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str | None] = field(default_factory=dict)
+    at: datetime | None = None
+
+
 @dataclass
 class Delivery:
     """What became of the events of one `produce`. At its end `sent == delivered + failed`.
@@ -682,17 +733,19 @@ class Delivery:
 def produce(
     settings: Settings,
     topic: Topic,
-    events: Iterable[bytes | Mapping[str, Any]],
+    events: Iterable[bytes | Mapping[str, Any] | Event],
     *,
     rate: float | None = None,
     progress: Callable[[Delivery], None] | None = None,
     patience: float = PATIENCE,
+    options: Mapping[str, Any] | None = None,
 ) -> Delivery:
     """Send events to a topic, and return once each is delivered to all in-sync replicas or has failed.
 
-    Bytes go as they are, a mapping as JSON (of a text topic: its one column's text). The key is the topic's key column
-    when the event is a JSON object that holds it, else null; equal keys share a partition, the one that Java's default
-    partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
+    Bytes go as they are, a mapping as JSON (of a text topic: its one column's text), its instants in ISO 8601; an `Event` has
+    headers, a key or an event time beside. The key is the topic's key column when the event is a JSON object that holds it,
+    else null; equal keys share a partition, the one that Java's default partitioner picks. `options` are Kafka's own, over
+    those of `PRODUCER`. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
     again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
     refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way has failed. Ctrl-C ends
     the sending; what was taken is still delivered, unless Ctrl-C comes again. `progress` is called about five times a second
@@ -722,17 +775,10 @@ def produce(
         there = False  # the records wait for the broker, up to their patience
     producer = Producer(
         client_config(settings)
-        | {
-            "acks": "all",
-            "enable.idempotence": True,
-            "partitioner": "murmur2_random",
-            "compression.type": "zstd",
-            "linger.ms": 50,
-            "delivery.timeout.ms": round(patience * 1000),
-            "message.max.bytes": topic.max_message_bytes,
-            "queue.buffering.max.kbytes": 64 * 1024,
-            "error_cb": connection.failed,
-        }
+        | dict(PRODUCER)
+        | {"delivery.timeout.ms": round(patience * 1000), "message.max.bytes": topic.max_message_bytes}
+        | dict(options or {})
+        | {"error_cb": connection.failed}
     )
     due = time.monotonic()
     with noted_interrupts() as pressed:
@@ -785,18 +831,25 @@ def noted_interrupts() -> Iterator[Callable[[], int]]:
 def send(
     producer: Producer,
     topic: Topic,
-    event: bytes | Mapping[str, Any],
+    event: bytes | Mapping[str, Any] | Event,
     delivery: Delivery,
     waiting: Callable[[], None],
     report: Callable[[KafkaError | None, Message], None],
     pressed: Callable[[], int],
 ) -> None:
     """Hand one event to the client's queue, waiting while it is full; an event that Ctrl-C comes before is not sent."""
-    value = event if isinstance(event, bytes) else as_value(topic, event)
-    key = key_of(topic, event)
+    one = event if isinstance(event, Event) else Event(event)
+    value = filled(topic, one)
+    key = key_of(topic, value) if one.key is None and value is not None else one.key
+    record: dict[str, Any] = {
+        "value": value if value is None or isinstance(value, bytes) else as_value(topic, value),
+        "key": key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key,
+        "headers": list(one.headers.items()),
+        "timestamp": as_milliseconds(one.at) if one.at else 0,  # 0 is the clock's
+    }
     while True:
         try:
-            producer.produce(topic.name, value=value, key=key, on_delivery=report)
+            producer.produce(topic.name, on_delivery=report, **record)
             return
         except BufferError:
             producer.poll(0.1)
@@ -815,8 +868,23 @@ def fail(delivery: Delivery, reason: str) -> None:
         delivery.errors.append(reason)
 
 
+def filled(topic: Topic, event: Event) -> bytes | Mapping[str, Any] | None:
+    """The event's value, with its time in the topic's event time column where that is missing."""
+    if event.at is None or not isinstance(event.value, Mapping) or topic.event_time in event.value:
+        return event.value
+    has_its_own = topic.event_time in (column.name for column in topic.columns)
+    return {**event.value, topic.event_time: event.at} if has_its_own else event.value
+
+
 def as_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=instant).encode("utf-8", "surrogatepass")
+
+
+def instant(value: Any) -> str:
+    """An instant in ISO 8601 and UTC, as the platform reads it; JSON has a word for nothing else that comes here."""
+    if isinstance(value, datetime) and value.tzinfo:
+        return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    raise TypeError(f"{value!r} is nothing that JSON holds; an instant needs a time zone")
 
 
 def as_value(topic: Topic, event: Mapping[str, Any]) -> bytes:
@@ -984,26 +1052,31 @@ class Record:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    topic: str = ""
 
 
-def consume(
-    settings: Settings,
-    topic: str,
-    start: Literal["earliest", "latest"] | datetime | int,
-    limit: int | None = None,
-    follow: bool = False,
-) -> Iterator[Record]:
+Place = Literal["earliest", "latest"] | datetime | int
+"""Where to read from: an end, the first record at or after an instant, or an offset."""
+
+
+def consume(settings: Settings, topic: str, start: Place, limit: int | None = None, follow: bool = False) -> Iterator[Record]:
     """The records of a topic from `start` on, in order within each partition, up to the end that Kafka held when asked.
 
     An `int` is an offset, the same in every partition, moved into what the partition holds. `follow` goes on for ever;
     `limit` ends after so many. Partitions are assigned, so no consumer group is left behind. A broker that goes away is
     waited for. Raises `TopicMissing`, `BrokerAway`, `BrokerRefused`.
     """
+    begin, ends = places(settings, topic, start)
+    return records(settings, topic, begin, None if follow else ends, limit)
+
+
+def places(settings: Settings, topic: str, start: Place) -> tuple[dict[int, int], dict[int, int]]:
+    """By partition: the offset that reading from `start` begins with, and the next one to come. Raises as `offsets`."""
     at = "earliest" if isinstance(start, int) else start
     begin, ends = offsets(settings, [topic], at)[topic], offsets(settings, [topic], "latest")[topic]
     if isinstance(start, int):
         begin = {p: min(max(start, first), ends[p]) for p, first in begin.items()}
-    return records(settings, topic, begin, None if follow else ends, limit)
+    return begin, ends
 
 
 def records(
@@ -1054,4 +1127,261 @@ def record(message: Message) -> Record:
         message.key(),
         message.value(),
         tuple(cast(list[tuple[str, bytes | None]], message.headers() or [])),
+        cast(str, message.topic()),
     )
+
+
+# ---- consumer groups
+
+
+Share = tuple[str, int]
+"""A topic and one of its partitions."""
+COMMIT_EVERY = 1.0
+"""Seconds between two commits of what a member has done."""
+
+
+class Member:
+    """A member of a consumer group. It takes records, and commits the offset of what was said to be done.
+
+        with Member(settings, "invoices", ["orders"]) as member:
+            for record in member:      # asking for the next record says that the last one is done
+                print_invoice(record)
+
+    An exception in the loop ends it, and that record is not done: it comes again, at this member or another (at least once).
+    `before=True` commits each record before it is handed out: what a crash interrupts does not come again (at most once). For
+    once, let what you write know the event's id; docs/kafka.md shows it.
+
+    To work beside the loop, `take` records and say `done(record)` from any thread, in any order: what is committed is what lies
+    before the first record of a partition that is not done. While `most` records are out, the partitions are paused, and the
+    member stays in its group. Commits go out every second, before a partition is given away, and at the end.
+
+    `assigned` and `revoked` are told of partitions that come and go. When `revoked` returns, what is done is committed, and the
+    rest is another's; so finish or drop there what you hold. `begin` is where to read from instead of the group's offsets, for
+    each partition that this member gets for the first time. `options` are Kafka's own, over those of `CONSUMER`.
+    Entering raises `TopicMissing`, `BrokerAway`, `BrokerRefused`; taking raises `BrokerRefused` and Kafka's errors.
+    A broker that goes away is waited for. Only `done` and `stop` may be called from other threads.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topics: Iterable[str],
+        *,
+        most: int = 1000,
+        before: bool = False,
+        begin: Place | None = None,
+        assigned: Callable[[list[Share]], None] | None = None,
+        revoked: Callable[[list[Share]], None] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings, self.group, self.topics = settings, group, list(topics)
+        self.most, self.before, self.begin = most, before, begin
+        self.told_assigned, self.told_revoked = assigned, revoked
+        self.connection = Connection(settings)
+        self.config = client_config(settings) | dict(CONSUMER) | dict(options or {})
+        self.config |= {"group.id": group, "error_cb": self.connection.failed, "on_commit": self.committed}
+        self.out: dict[Share, OrderedDict[int, None]] = {}  # handed out and not committable yet, in order
+        self.finished: dict[Share, set[int]] = {}  # done, but behind one that is not
+        self.ready: dict[Share, int] = {}  # the next offset to commit
+        self.begun: set[Share] = set()
+        self.lock, self.stopped, self.paused, self.commit_due = threading.Lock(), False, False, 0.0
+
+    def __enter__(self) -> Member:
+        refuse_missing(self.topics, descriptions(self.settings, connected(self.settings), self.topics))
+        self.consumer = Consumer(self.config)
+        self.consumer.subscribe(self.topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()  # leaves the group at once, through on_revoke
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records, until `stop`. One is done when the next is asked for."""
+        while not self.stopped:
+            if (record := self.take()) is None:
+                continue
+            if self.before:
+                self.done(record)
+                self.commit(wait=True)
+            yield record
+            self.done(record)
+
+    @property
+    def shares(self) -> list[Share]:
+        """The partitions that this member has now."""
+        return sorted(self.out)
+
+    def stop(self) -> None:
+        """End the loop once its record is done; from a signal handler too."""
+        self.stopped = True
+
+    def take(self, seconds: float = 0.5) -> Record | None:
+        """The next record; None if none came in time. Call it often: it is also what keeps the member in its group."""
+        if time.monotonic() >= self.commit_due:
+            self.commit()
+        message = self.consumer.poll(min(seconds, 0.05) if self.hold() else seconds)
+        if self.connection.refused:
+            raise BrokerRefused(self.connection.refused)
+        if message is None:
+            return None
+        if error := message.error():
+            self.connection.answered(error)
+            if error.code() == KafkaError._MAX_POLL_EXCEEDED:
+                log.warning("a record took longer than max.poll.interval.ms, so its partition is another's", group=self.group)
+            elif error.code() not in AWAY:
+                raise KafkaException(error)
+            return None
+        self.connection.answered(None)
+        found = record(message)
+        with self.lock:
+            if (queue := self.out.get((found.topic, found.partition))) is None:
+                return None  # of a partition that was given away meanwhile
+            queue[found.offset] = None
+        return found
+
+    def done(self, record: Record) -> None:
+        """Say that a record is processed. Of a partition that is another's by now it says nothing."""
+        share = record.topic, record.partition
+        with self.lock:
+            queue, finished = self.out.get(share), self.finished.get(share)
+            if queue is None or finished is None or record.offset not in queue:
+                return
+            finished.add(record.offset)
+            while queue and (first := next(iter(queue))) in finished:
+                self.ready[share] = first + 1
+                finished.remove(first)
+                del queue[first]
+
+    def commit(self, wait: bool = False) -> None:
+        """Commit what is done, which also happens by itself. Without `wait` it is under way when this returns."""
+        self.commit_due = time.monotonic() + COMMIT_EVERY
+        with self.lock:
+            upto, self.ready = self.ready, {}
+        if not upto:
+            return
+        places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in upto.items()]
+        try:
+            if wait:
+                self.consumer.commit(offsets=places, asynchronous=False)
+            else:
+                self.consumer.commit(offsets=places)
+        except KafkaException as error:
+            self.committed(error.args[0], places)
+
+    def committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        """Kafka's answer. What it did not take is committed again with the next."""
+        if error is None:
+            return
+        log.warning("offsets are not committed, and will be tried again", group=self.group, because=error.str())
+        with self.lock:
+            for place in places:
+                share = place.topic, place.partition
+                if share in self.out:
+                    self.ready[share] = max(place.offset, self.ready.get(share, 0))
+
+    def seek(self, topic: str, to: Place) -> None:
+        """Go on reading the partitions that this member has from somewhere else; what is out comes again or never.
+
+        Raises `LookupError` for a topic of which it has none.
+        """
+        mine = [partition for name, partition in self.shares if name == topic]
+        if not mine:
+            raise LookupError(f"this member of group {self.group} has no partition of {topic} yet; take first, or say begin=")
+        begin, _ = places(self.settings, topic, to)
+        for partition in mine:
+            with self.lock:
+                self.out[topic, partition], self.finished[topic, partition] = OrderedDict(), set()
+                self.ready[topic, partition] = begin[partition]
+            self.consumer.seek(TopicPartition(topic, partition, begin[partition]))
+
+    def hold(self) -> bool:
+        """Whether the partitions are paused: from `most` records out, until half of them are done."""
+        with self.lock:
+            out = sum(map(len, self.out.values())) - sum(map(len, self.finished.values()))
+        if not self.paused and out >= self.most:
+            self.consumer.pause(self.consumer.assignment())
+            self.paused = True
+        elif self.paused and out <= self.most // 2:
+            self.consumer.resume(self.consumer.assignment())
+            self.paused = False
+        return self.paused
+
+    def on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for place in partitions:
+            share = place.topic, place.partition
+            if self.begin is not None and share not in self.begun:
+                place.offset = places(self.settings, place.topic, self.begin)[0][place.partition]
+            self.begun.add(share)
+            with self.lock:
+                self.out[share], self.finished[share] = OrderedDict(), set()
+        self.paused = False  # what is new is not paused; `hold` says it again
+        (consumer.incremental_assign if self.cooperative else consumer.assign)(partitions)
+        if self.told_assigned and partitions:
+            self.told_assigned([(place.topic, place.partition) for place in partitions])
+
+    def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        shares = [(place.topic, place.partition) for place in partitions]
+        if self.told_revoked and shares:
+            self.told_revoked(shares)
+        self.commit(wait=True)
+        self.forget(shares)
+
+    def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """They are another's already: nothing of them may be committed."""
+        shares = [(place.topic, place.partition) for place in partitions]
+        log.warning(
+            "partitions are lost: Kafka was away, or this member silent, for too long", group=self.group, lost=len(shares)
+        )
+        self.forget(shares)
+        if self.told_revoked and shares:
+            self.told_revoked(shares)
+
+    def forget(self, shares: Iterable[Share]) -> None:
+        with self.lock:
+            for share in shares:
+                for known in (self.out, self.finished, self.ready):
+                    known.pop(share, None)
+
+    @property
+    def cooperative(self) -> bool:
+        return "cooperative" in self.config["partition.assignment.strategy"]
+
+
+def seek(
+    settings: Settings, group: str, topic: str, to: Place, partition: int | None = None
+) -> dict[int, tuple[int | None, int]]:
+    """Move a consumer group that has no members: by partition, the offset it had committed and the one it has now.
+
+    Its next member begins there. Of one partition only, if said. Raises `GroupBusy` where it has members, `TopicMissing` (for
+    a partition that is not there too), `BrokerAway`.
+    """
+    begin, _ = places(settings, topic, to)
+    if partition is not None and partition not in begin:
+        raise TopicMissing(f"topic {topic} has partitions {min(begin)} to {max(begin)}, and no partition {partition}")
+    admin = connected(settings)
+    if count := members(settings, admin, group):
+        raise GroupBusy(f"group {group} has {count} member(s), and Kafka takes offsets from them alone; end them, then seek")
+    before = group_offsets(settings, group, topic)
+    wanted = {p: offset for p, offset in begin.items() if partition in (None, p)}
+    commit_group(settings, group, {(topic, p): offset for p, offset in wanted.items()})
+    return {p: (before.get(p), offset) for p, offset in wanted.items()}
+
+
+def members(settings: Settings, admin: AdminClient, group: str) -> int:
+    """How many members a group has now; none for one that Kafka does not know."""
+    try:
+        found = answers(settings, admin.describe_consumer_groups([group], request_timeout=ANSWER))[group]
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return 0
+        raise
+    return len(found.members or ())
+
+
+def group_offsets(settings: Settings, group: str, topic: str) -> dict[int, int]:
+    """What a group has committed of a topic, by partition; empty for a group that Kafka does not know."""
+    admin = connected(settings)
+    asked = [ConsumerGroupTopicPartitions(group)]
+    found = answers(settings, admin.list_consumer_group_offsets(asked, request_timeout=ANSWER))[group]
+    return {p.partition: p.offset for p in found.topic_partitions if p.topic == topic and p.offset >= 0}

@@ -17,6 +17,7 @@ from typing import Any, Literal
 MERGES = ("min", "max", "latest", "distinct")
 PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled", "event_time")
 PLATFORM_TABLES = ("ledger", "verdicts", "period")
+PLATFORM_TOPICS = ("notify", "notify_sent", "notify_dead_letters")
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 TYPES = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "DECIMAL", "TIMESTAMP", "DATE")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -513,7 +514,7 @@ def catalog(pipelines: Iterable[Any]) -> Catalog:
         for declared in vars(pipeline).values():
             if isinstance(declared, Topic | Rollup | View):
                 refuse_if(
-                    declared.name in PLATFORM_TABLES,
+                    declared.name in (*PLATFORM_TABLES, *PLATFORM_TOPICS),
                     f"{declared.name} in {pipeline.__name__} is a name that the platform uses; choose another",
                 )
                 known = found.setdefault(declared.name, declared)

@@ -1,19 +1,24 @@
-"""Telling people: one call for whatever somebody should hear of, until there are channels a log line and a line in a file."""
+"""Telling people: one call for whatever somebody should hear of, and the message that the notifier's robots say."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import structlog
 from filelock import FileLock
-from pydantic import SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from tidemark.model import Topic
 
 if TYPE_CHECKING:
     from tidemark.settings import Settings
@@ -42,6 +47,63 @@ WORDS: Mapping[str, str] = {
 }
 """Every word that `what` may be, and what it means. What follows on each is in docs/operating.md."""
 
+NOTIFY = Topic(
+    "notify",
+    key="id",
+    partitions=1,
+    schema="id STRING NOT NULL, platform STRING NOT NULL, kind STRING, title STRING, content STRING, picture STRING, link STRING",
+    event_time="kafka.timestamp",
+    id="id",
+    max_message_bytes=256 * 1024,
+)
+"""Messages to be said. One partition: one notifier speaks, and any other waits to take over (decision 0040)."""
+SENT = Topic(
+    "notify_sent",
+    key="id",
+    partitions=1,
+    schema="id STRING NOT NULL, platform STRING NOT NULL, state STRING NOT NULL, attempt STRING NOT NULL",
+    event_time="kafka.timestamp",
+)
+"""What the notifier has said, so that a repeat is not said again for as long as this is kept."""
+DEAD_LETTERS = Topic(
+    "notify_dead_letters",
+    key=None,
+    partitions=1,
+    schema="id STRING, platform STRING",
+    event_time="kafka.timestamp",
+    compacted=True,
+    max_message_bytes=512 * 1024,
+)
+"""Messages that could not be said, with the reason in their headers; a tombstone says that somebody has seen to one."""
+TOPICS = (NOTIFY, SENT, DEAD_LETTERS)
+
+
+class Message(BaseModel):
+    """What a platform's robot is to say. One id is one message: however often it is sent, the robot says it once.
+
+    `platform` is `dingtalk` or `wecom`; `kind` is an open word, as platforms differ: each has `text`, `link` (a card, which
+    needs `link`) and `markdown`. `picture` and `link` are addresses. `mention` holds user ids, telephone numbers, or `all`.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    id: str = Field(min_length=1, max_length=200)
+    platform: str
+    kind: str = "text"
+    title: str = ""
+    content: str = ""
+    picture: str | None = None
+    link: str | None = None
+    mention: tuple[str, ...] = ()
+
+
+PATIENCE = 2.0
+"""Seconds that a message waits for Kafka before it is kept in a file."""
+AT_ONCE: Mapping[str, Any] = {"linger.ms": 0, "enable.idempotence": False}
+"""For a producer of one message: it needs half a second for the number that idempotence asks for, and 35 ms without.
+
+What is stored twice then has the same id, and is said once.
+"""
 MASK = "**********"
 NAMED = r"pass(?:word|wd|phrase)|secret|token|api[_-]?key|private[_-]?key|authorization|credential"
 SECRET_NAME = re.compile(NAMED, re.IGNORECASE)
@@ -50,12 +112,13 @@ IN_ADDRESS = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+@")
 
 
 def notify(settings: Settings, what: What, title: str, text: str, **fields: Any) -> None:
-    """Tell that something happened: an event in the log, and a line of JSON appended to `<state>/alerts.jsonl`.
+    """Tell that something happened: an event in the log, a line of JSON appended to `<state>/alerts.jsonl`, and a message to
+    each robot of `TIDEMARK_NOTIFY_TO`, by the notifier.
 
     The line is `{"at", "what", "title", "text", "fields"}`, instants in ISO 8601, and is appended whole or not at all, also
-    beside other processes. Raises nothing, whatever fails: who tells must not be stopped by it. What is secret is masked:
-    the settings' own passwords and Airflow's wherever they stand, and what is named like one. It does not promise that
-    somebody reads it, nor that telling twice is one line.
+    beside other processes. Raises nothing, whatever fails: who tells must not be stopped by it, nor held up for more than a few
+    seconds where Kafka is away. What is secret is masked: the settings' own passwords and Airflow's wherever they stand, and
+    what is named like one. It does not promise that somebody reads it, nor that telling twice is one line.
     """
     try:
         hidden = secrets(settings)
@@ -71,9 +134,54 @@ def notify(settings: Settings, what: What, title: str, text: str, **fields: Any)
         finally:
             tell = log.info if what == "report" else log.warning if what in WORDS else log.error
             tell(said["title"], what=said["what"], text=said["text"], fields=said["fields"])
+            if settings.told:
+                lines = [said["text"], *(f"{name}: {value}" for name, value in said["fields"].items())]
+                one, title, content = str(uuid.uuid4()), plain(said["title"]), plain("\n".join(filter(None, lines)))
+                send(settings, [Message(id=one, platform=p, title=title, content=content) for p in settings.told])
     except Exception as error:
         with suppress(Exception):  # a log whose stream is closed raises too
             log.error("could not be written where alerts are kept", because=type(error).__name__)
+
+
+def send(settings: Settings, messages: Iterable[Message]) -> None:
+    """Put messages into the topic `notify`, from where the notifier takes them, or into files where Kafka does not take them.
+
+    A file is in the notifier's folder (`unsent`); it says what is there itself while Kafka is away. Raises `OSError`.
+    """
+    from tidemark import kafka
+
+    messages = list(messages)
+    try:
+        values = [message.model_dump_json().encode() for message in messages]
+        done = kafka.produce(settings, NOTIFY, values, patience=PATIENCE, options=AT_ONCE)
+        if done.complete:
+            return
+        because = "; ".join(done.errors)
+    except Exception as error:
+        because = str(error)
+    log.warning("messages are kept in files until Kafka takes them", messages=len(messages), because=because)
+    for message in messages:
+        keep(settings, message)
+
+
+def unsent(settings: Settings) -> Path:
+    """Where messages wait that Kafka did not take, a file each."""
+    return settings.state / "notify" / "unsent"
+
+
+def keep(settings: Settings, message: Message) -> Path:
+    """Keep a message in a file, whole or not at all."""
+    folder = unsent(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(f"{message.platform}/{message.id}".encode()).hexdigest()[:32]
+    fresh = folder / f"{name}.new"
+    fresh.write_text(message.model_dump_json())
+    return fresh.replace(folder / f"{name}.json")
+
+
+def plain(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def append(path: Path, line: str) -> None:
@@ -94,10 +202,19 @@ def append(path: Path, line: str) -> None:
 
 def secrets(settings: Settings) -> list[str]:
     """Every secret that this machine knows of, the longest first: one may be a part of another."""
-    found = [v.get_secret_value() for _, v in settings if isinstance(v, SecretStr)]
+    found = [part for _, v in settings if isinstance(v, SecretStr) for part in parts(v.get_secret_value())]
     with suppress(OSError, ValueError, AttributeError):
         found += map(str, json.loads((settings.home / "airflow" / "passwords.json").read_text()).values())
     return sorted(filter(None, found), key=len, reverse=True)
+
+
+def parts(secret: str) -> list[str]:
+    """A secret, and of an address the values of its query too: a token is secret without the address around it.
+
+    Values of a few letters are none, and to hide them would spoil every text.
+    """
+    values = [value for _, value in parse_qsl(urlsplit(secret).query) if len(value) > 7] if "://" in secret else []
+    return [secret, *values, *(quote(value, safe="") for value in values)]
 
 
 def masked(value: Any, hidden: list[str]) -> Any:

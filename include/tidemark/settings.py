@@ -11,6 +11,9 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+PLATFORMS = ("dingtalk", "wecom")
+"""Whose robots are known."""
+
 
 class Settings(BaseSettings):
     """Where things are and how large they may be. Every field is the variable `TIDEMARK_<FIELD>`.
@@ -101,6 +104,26 @@ class Settings(BaseSettings):
     """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
     metrics_host: str = "127.0.0.1"
     """The address that the metrics are served at; in a container, where loopback is the container's own, 0.0.0.0."""
+    notify_to: str = ""
+    """Which robots the platform's own alarms and reports go to, parted by commas: `dingtalk`, `wecom`."""
+    notify_hosts: str = "oapi.dingtalk.com,qyapi.weixin.qq.com"
+    """The hosts that a web hook may name, parted by commas, with a port where it is not 443; always by https."""
+    notify_ca: Path | None = None
+    """The certificates (PEM) that a host's must go back to; those that the system trusts unless said."""
+    notify_rate: int = Field(default=20, ge=1)
+    """The most messages that a robot says in a minute; what is more goes into one."""
+    notify_patience: str = "15 minutes"
+    """How long a message is tried again that a robot cannot say now; then it goes to the dead letters."""
+    notify_connections: bool = False
+    """The web hooks are Airflow's connections `tidemark_dingtalk` and `tidemark_wecom` where none is said here."""
+    dingtalk_webhook: SecretStr | None = None
+    """The address of DingTalk's custom robot, its token included; only `tidemark notify` needs it."""
+    dingtalk_secret: SecretStr | None = None
+    """The secret that its messages are signed with, if it asks for that."""
+    dingtalk_keyword: str | None = None
+    """The word that each of its messages must hold, if it asks for one."""
+    wecom_webhook: SecretStr | None = None
+    """The address of WeCom's robot, its key included; only `tidemark notify` needs it."""
     query_rows: int = 10_000
     """The most rows that `tidemark query` returns."""
     query_seconds: int = 60
@@ -113,15 +136,25 @@ class Settings(BaseSettings):
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
 
+    @field_validator("notify_to")
+    @classmethod
+    def known_platforms(cls, platforms: str) -> str:
+        for platform in filter(None, map(str.strip, platforms.split(","))):
+            if platform not in PLATFORMS:
+                raise ValueError(f'there is no robot "{platform}"; there are {", ".join(PLATFORMS)}')
+        return platforms
+
     @field_validator(
-        "kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", mode="before"
+        *("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", "notify_ca"),
+        *("dingtalk_webhook", "dingtalk_secret", "dingtalk_keyword", "wecom_webhook"),
+        mode="before",
     )
     @classmethod
     def empty_is_not_given(cls, value: object) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value
         return None if given == "" else value
 
-    @field_validator("kafka_ca", "kafka_certificate")
+    @field_validator("kafka_ca", "kafka_certificate", "notify_ca")
     @classmethod
     def holds_certificates(cls, path: Path | None) -> Path | None:
         if path and "-----BEGIN CERTIFICATE-----" not in text_of(path):
@@ -181,6 +214,11 @@ class Settings(BaseSettings):
     @cached_property
     def lake_path(self) -> Path:
         return (self.lake or self.home / "lake").absolute()
+
+    @cached_property
+    def told(self) -> tuple[str, ...]:
+        """The platforms of `notify_to`, each once."""
+        return tuple(dict.fromkeys(filter(None, map(str.strip, self.notify_to.split(",")))))
 
     @cached_property
     def tz(self) -> ZoneInfo:

@@ -1,0 +1,608 @@
+"""The notifier's robots against a server that behaves as each platform does, and as each should not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import platforms
+import pytest
+from platforms import SECRET, TOKENS, Platforms, Trick, errcode, garbage, status
+from pydantic import SecretStr, ValidationError
+from structlog.testing import capture_logs
+
+from tidemark import airflow, notifier, notify
+from tidemark.notifier import Letter, Pace, Robot, RobotWrong, Sent, Target
+from tidemark.notify import Message
+from tidemark.settings import Settings
+
+QUICK = Pace(patience=0.5, first=0.01, longest=0.02, connect=0.5, answer=0.5, closing=5.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Platforms]:
+    with Platforms(tmp_path / "platforms") as there:
+        yield there
+
+
+class Post:
+    """Targets without Kafka: their letters came from files. `said` and `buried` are what became of each, by id."""
+
+    def __init__(self, world: Platforms, settings: Settings) -> None:
+        self.world, self.sent = world, Sent(settings)
+        self.said: list[str] = []
+        self.buried: dict[str, str] = {}
+        self.targets: dict[str, Target] = {}
+        self.hidden = [*TOKENS.values(), SECRET]
+
+    def target(self, platform: str, pace: Pace = QUICK, secret: str | None = None, keyword: str = "") -> Target:
+        robot = Robot(platform, SecretStr(self.world.webhook(platform)), SecretStr(secret) if secret else None, keyword)
+        trusted = ssl.create_default_context(cafile=self.world.ca)
+        made = Target(robot, pace, trusted, self.sent, self.done, self.bury, self.hidden)
+        self.targets[platform] = made
+        made.start()
+        return made
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            assert self.targets[message.platform].put(Letter(message, path=Path("kept")))
+
+    def done(self, letters: Any) -> None:
+        self.said += [letter.message.id for letter in letters]
+
+    def bury(self, letters: Any, because: str) -> None:
+        self.buried |= {letter.message.id: because for letter in letters}
+
+    def settled(self, *ids: str) -> None:
+        """Wait until each was said or buried."""
+        self.world.until(lambda: {*self.said, *self.buried} >= {*ids})
+
+
+@pytest.fixture
+def post(world: Platforms, settings: Settings) -> Iterator[Post]:
+    made = Post(world, settings)
+    yield made
+    for target in made.targets.values():
+        target.finish()
+        target.thread.join(10)
+        assert not target.thread.is_alive() and target.broken is None
+
+
+def message(one: str, platform: str = "dingtalk", **words: Any) -> Message:
+    return Message(id=one, platform=platform, **{"title": "Late", "content": "12 records"} | words)
+
+
+# --------------------------------------------------------------------------------------------- what each platform takes
+
+CARD = {"kind": "link", "link": "https://example.org/r", "picture": "https://example.org/p.png"}
+NOBODY = {"atMobiles": [], "atUserIds": [], "isAtAll": False}
+SHAPES = {
+    ("dingtalk", "text"): {"msgtype": "text", "text": {"content": "Late\n12 records"}, "at": NOBODY},
+    ("dingtalk", "link"): {
+        "msgtype": "link",
+        "link": {"title": "Late", "text": "12 records", "picUrl": CARD["picture"], "messageUrl": CARD["link"]},
+    },
+    ("dingtalk", "markdown"): {
+        "msgtype": "markdown",
+        "markdown": {"title": "Late", "text": "### Late\n\n12 records"},
+        "at": NOBODY,
+    },
+    ("wecom", "text"): {
+        "msgtype": "text",
+        "text": {"content": "Late\n12 records", "mentioned_list": [], "mentioned_mobile_list": []},
+    },
+    ("wecom", "link"): {
+        "msgtype": "news",
+        "news": {"articles": [{"title": "Late", "description": "12 records", "url": CARD["link"], "picurl": CARD["picture"]}]},
+    },
+    ("wecom", "markdown"): {"msgtype": "markdown", "markdown": {"content": "### Late\n\n12 records"}},
+}
+
+
+@pytest.mark.parametrize(("platform", "kind"), SHAPES)
+def test_kind_is_said_as_its_platform_takes_it(platform: str, kind: str, world: Platforms, post: Post) -> None:
+    post.target(platform)
+    post.send(message("m1", platform, **(CARD if kind == "link" else {"kind": kind})))
+    post.settled("m1")
+    assert (post.said, post.buried) == (["m1"], {})
+    assert [heard.body for heard in world.heard] == [SHAPES[platform, kind]]
+
+
+CALLED = {"mention": ("all", "13800001111", "+49-151-1234567", "zhang.san")}
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "calls"),
+    [
+        ("dingtalk", "text", {"atMobiles": ["13800001111", "+49-151-1234567"], "atUserIds": ["zhang.san"], "isAtAll": True}),
+        ("dingtalk", "markdown", "@13800001111 @+49-151-1234567 @zhang.san"),
+        ("dingtalk", "link", "@13800001111 @+49-151-1234567 @zhang.san"),
+        ("wecom", "text", (["zhang.san", "@all"], ["13800001111", "+49-151-1234567"])),
+        ("wecom", "markdown", "<@zhang.san> @13800001111 @+49-151-1234567 @all"),
+        ("wecom", "link", "<@zhang.san> @13800001111 @+49-151-1234567 @all"),
+    ],
+)
+def test_who_is_mentioned_is_called(platform: str, kind: str, calls: Any, world: Platforms, post: Post) -> None:
+    post.target(platform)
+    post.send(message("m1", platform, **{**CARD, "kind": kind}, **CALLED))
+    post.settled("m1")
+    body = world.heard[0].body
+    if platform == "dingtalk":  # a card calls nobody, so it is markdown here
+        assert body["at"] == {"atMobiles": ["13800001111", "+49-151-1234567"], "atUserIds": ["zhang.san"], "isAtAll": True}
+    if isinstance(calls, str):
+        assert body["msgtype"] == "markdown" and calls in world.heard[0].text
+    elif isinstance(calls, tuple):
+        assert (body["text"]["mentioned_list"], body["text"]["mentioned_mobile_list"]) == calls
+
+
+@pytest.mark.parametrize("kind", ["text", "link", "markdown"])
+@pytest.mark.parametrize("secret", [SECRET, "another"])
+def test_signature_is_the_one_that_dingtalk_computes(kind: str, secret: str, world: Platforms, post: Post) -> None:
+    world.signed = True
+    post.target("dingtalk", secret=secret)
+    post.send(message("m1", **{**CARD, "kind": kind}))
+    post.settled("m1")
+    assert post.buried == ({} if secret == SECRET else {"m1": "errcode 310000: sign not match"})
+
+
+def test_signature_of_a_known_instant() -> None:
+    robot = Robot("dingtalk", SecretStr("https://h/robot/send?access_token=t"), SecretStr("this is secret"))
+    assert notifier.address(robot, 1577262236.757) == (  # computed with openssl dgst -sha256 -hmac
+        "https://h/robot/send?access_token=t&timestamp=1577262236757&sign=hmPWwU%2B7lVdm3ZZz0r9tSfx0L4Q26jWOZr9%2BGs6EZQM%3D"
+    )
+
+
+@pytest.mark.parametrize("kind", ["text", "link", "markdown"])
+@pytest.mark.parametrize("content", ["12 records", "12 records on tidemark's stream"])
+def test_keyword_is_there_once(kind: str, content: str, world: Platforms, post: Post) -> None:
+    world.keyword = "tidemark"
+    post.target("dingtalk", keyword="tidemark")
+    post.send(message("m1", **{**CARD, "kind": kind}, content=content))
+    post.settled("m1")
+    assert post.buried == {}
+    assert json.dumps(world.heard[0].body).count("tidemark") == 1
+
+
+def test_keyword_that_nobody_told_us_is_a_dead_letter_that_says_so(world: Platforms, post: Post) -> None:
+    world.keyword = "tidemark"
+    post.target("dingtalk")
+    post.send(message("m1"))
+    post.settled("m1")
+    assert post.buried == {"m1": "errcode 310000: keywords not in content"}
+    assert len(world.tries["dingtalk"]) == QUICK.tries
+
+
+@pytest.mark.parametrize(("platform", "kind"), SHAPES)
+@pytest.mark.parametrize("letter", ["x", "“", "出", '"'])
+def test_content_longer_than_the_platform_takes_is_cut_between_letters(
+    platform: str, kind: str, letter: str, world: Platforms, post: Post
+) -> None:
+    post.target(platform, keyword="KEY")
+    post.send(message("m1", platform, **{**CARD, "kind": kind}, content=letter * 30_000, title=letter * 300))
+    post.settled("m1")
+    assert post.buried == {}
+    assert "KEY" in json.dumps(world.heard[0].body) and "…" in json.dumps(world.heard[0].body, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "because"),
+    [
+        ({"kind": "feedCard"}, "dingtalk has no kind feedCard; it has text, link, markdown"),
+        ({"kind": "link"}, "a message of kind link has no link"),
+        ({"title": "", "content": ""}, "it says nothing: title and content are empty"),
+    ],
+)
+def test_message_that_cannot_be_said_is_a_dead_letter_without_a_try(
+    words: dict[str, Any], because: str, world: Platforms, post: Post
+) -> None:
+    post.target("dingtalk")
+    post.send(message("m1", **words))
+    post.settled("m1")
+    assert (post.buried, world.tries["dingtalk"]) == ({"m1": because}, [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"no json",
+        b"[]",
+        b'{"platform": "dingtalk"}',
+        b'{"id": "", "platform": "dingtalk"}',
+        b'{"id": 7, "platform": "dingtalk"}',
+        b'{"id": "1", "platform": "dingtalk", "mention": "all"}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+    ids=lambda wrong: repr(wrong[:40]),
+)
+def test_what_is_no_message_is_refused(wrong: bytes) -> None:
+    with pytest.raises(ValidationError):
+        Message.model_validate_json(wrong)
+
+
+# ------------------------------------------------------------------------------------------------------- misbehaviour
+
+HTML = garbage(b"<html>hello</html>")
+PASSES: dict[str, Trick] = {
+    "500": status(500),
+    "503 with Retry-After": status(503, Retry_After="0"),
+    "429": status(429),
+    "429 with a date": status(429, Retry_After=format_datetime(datetime(2020, 1, 1, tzinfo=UTC), usegmt=True)),
+    "408": status(408),
+    "no robot's answer": HTML,
+    "an empty answer": garbage(b""),
+    "a list": garbage(b"[]"),
+    "a bare number": garbage(b"0"),
+    "errcode as a text": errcode("0"),
+    "errcode as true": errcode(False),
+    "no errcode": garbage(b'{"errmsg": "ok"}'),
+    "deep": garbage(b"[" * 60_000),
+    "busy": errcode(-1, "system busy"),
+    "unknown errcode": errcode(99_999),
+    "drops": platforms.drops,
+    "half an answer": platforms.half,
+    "silent": platforms.silent,
+    "drips": platforms.drips,
+    "endless": platforms.endless,
+}
+
+
+@pytest.mark.parametrize("trick", PASSES)
+@pytest.mark.parametrize("platform", ["dingtalk", "wecom"])
+def test_trouble_that_passes_costs_a_second_try(platform: str, trick: str, world: Platforms, post: Post) -> None:
+    world.tricks[platform].append(PASSES[trick])
+    post.target(platform, Pace(patience=5, first=0.01, longest=0.02, connect=0.5, answer=0.5))
+    post.send(message("m1", platform))
+    post.settled("m1")
+    assert (post.said, post.buried, len(world.heard), len(world.tries[platform])) == (["m1"], {}, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("trick", "because"),
+    [
+        ("500", "HTTP 500"),
+        ("429", "HTTP 429"),
+        ("no robot's answer", "an answer that no robot gives"),
+        ("busy", "errcode -1: system busy"),
+        ("drops", "no connection, or it broke"),
+        ("silent", "no answer within 0.5 seconds"),
+        ("drips", "no answer within 0.5 seconds"),
+    ],
+)
+def test_trouble_that_stays_is_a_dead_letter_after_the_patience(trick: str, because: str, world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([PASSES[trick]] * 1000)
+    post.target("dingtalk")
+    began = time.monotonic()
+    post.send(message("m1"))
+    post.settled("m1")
+    assert post.buried["m1"].startswith(because)
+    assert time.monotonic() - began < QUICK.patience + 3 * QUICK.answer
+    assert world.heard == []
+
+
+@pytest.mark.parametrize(
+    ("trick", "because"),
+    [
+        (errcode(300001, "token is not exist"), "errcode 300001: token is not exist"),
+        (errcode(40035, "a\n b"), "errcode 40035: a b"),
+        (status(404), "HTTP 404"),
+        (status(302, Location="https://elsewhere.example/"), "HTTP 302, a redirect, which is not followed"),
+    ],
+)
+def test_refusal_is_a_dead_letter_after_three_tries(trick: Trick, because: str, world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([trick] * 10)
+    post.target("dingtalk")
+    post.send(message("m1"), message("m2"))
+    post.settled("m1", "m2")
+    assert post.buried == {"m1": because, "m2": because}
+    assert len(world.tries["dingtalk"]) == 2 * QUICK.tries
+
+
+def test_redirect_is_not_followed_anywhere(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([status(307, Location=world.webhook("wecom"))] * 3)
+    post.target("dingtalk")
+    post.send(message("m1"))
+    post.settled("m1")
+    assert "redirect" in post.buried["m1"] and world.tries["wecom"] == []
+
+
+def test_nobody_listening_is_waited_for(world: Platforms, settings: Settings, port: int) -> None:
+    answer = notifier.say(
+        Robot("wecom", SecretStr(f"https://127.0.0.1:{port}/cgi-bin/webhook/send?key=k")),
+        message("m1", "wecom"),
+        QUICK,
+        ssl.create_default_context(),
+    )
+    assert (answer.outcome, answer.because) == ("later", "no connection, or it broke (ConnectError)")
+
+
+def test_certificate_that_nobody_vouches_for_is_not_taken(world: Platforms) -> None:
+    robot = Robot("wecom", SecretStr(world.webhook("wecom")))
+    answer = notifier.say(robot, message("m1", "wecom"), QUICK, ssl.create_default_context())
+    assert (answer.outcome, world.tries["wecom"]) == ("later", [])
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [(None, 0), ("7", 7), (" 7 ", 7), ("soon", 0), ("-7", 0), ("", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
+)
+def test_retry_after_in_either_form(said: str | None, seconds: float) -> None:
+    assert notifier.seconds_of(said) == seconds
+
+
+def test_retry_after_as_a_date_to_come() -> None:
+    at = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    assert 95 < notifier.seconds_of(at) <= 100
+
+
+def test_retry_after_is_waited_for(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].append(status(429, Retry_After="1"))
+    post.target("dingtalk", Pace(patience=5, first=0.01, longest=0.02))
+    post.send(message("m1"))
+    post.settled("m1")
+    first, second = world.tries["dingtalk"]
+    assert second - first >= 1
+
+
+# ------------------------------------------------------------------------------------------ how fast, and one by one
+
+
+def test_more_than_a_minute_takes_goes_into_digests_that_name_everything(world: Platforms, post: Post) -> None:
+    world.rate, world.minute = 5, 0.5
+    post.target("dingtalk", Pace(rate=5, minute=0.6))
+    ids = [f"m{n:03}" for n in range(100)]
+    post.send(*(message(one, title=f"title {one}", content="") for one in ids))
+    post.settled(*ids)
+    assert (sorted(post.said), post.buried) == (ids, {})
+    assert len(world.heard) == len(world.tries["dingtalk"]) <= 15  # the platform refused none
+    read = [line for text in world.texts("dingtalk") for line in text.splitlines() if line.startswith("title")]
+    assert read == [f"title {one}" for one in ids]
+    digests = [text for text in world.texts("dingtalk") if "messages in one: more came than a robot may say" in text]
+    assert len(digests) >= 1
+    window = [sum(0 <= b - a < 0.5 for b in world.tries["dingtalk"]) for a in world.tries["dingtalk"]]
+    assert max(window) <= 5
+
+
+def test_digest_counts_equal_titles_and_calls_whom_its_messages_call() -> None:
+    many = [message(f"m{n}", title="Late" if n % 3 else "Down", mention=("ann",) if n < 2 else ("bob", "ann")) for n in range(9)]
+    one = notifier.digest([*many, message("m9", title="", content="first line\nsecond")])
+    assert one.title.startswith("10 messages in one")
+    assert one.content.splitlines() == ["Down ×3", "Late ×6", "first line"]
+    assert one.mention == ("ann", "bob")
+
+
+@pytest.mark.parametrize("platform", ["dingtalk", "wecom"])
+def test_digest_of_ten_thousand_is_one_message_that_says_how_many(platform: str, world: Platforms, post: Post) -> None:
+    post.target(platform, Pace(rate=1, minute=0.3))
+    many = [message(f"m{n}", platform, title=f"host {n} is down") for n in range(10_000)]
+    post.send(*many)
+    post.settled(*(one.id for one in many))
+    assert post.buried == {} and len(world.heard) <= 20
+    counted = [text.split(" messages in one")[0] for text in world.texts(platform)]
+    assert sum(int(count) if count.isdigit() else 1 for count in counted) == 10_000
+
+
+def test_queue_is_bounded(post: Post, world: Platforms) -> None:
+    world.tricks["dingtalk"].append(platforms.silent)
+    target = post.target("dingtalk", Pace(answer=30))
+    large = message("m0", content="x" * 1_000_000)
+    taken = [target.put(Letter(large.model_copy(update={"id": f"m{n}"}), path=Path("kept"))) for n in range(40)]
+    assert taken.count(False) > 20
+    assert target.bytes <= notifier.HELD
+    world.ended.set()
+
+
+def test_trouble_of_one_robot_delays_no_other(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([platforms.silent] * 100)
+    post.target("dingtalk", Pace(patience=60, answer=30))
+    post.target("wecom")
+    post.send(*(message(f"d{n}") for n in range(50)))
+    began = time.monotonic()
+    for n in range(15):
+        post.send(message(f"w{n}", "wecom"))
+        post.settled(f"w{n}")
+    assert time.monotonic() - began < 5
+    assert post.said == [f"w{n}" for n in range(15)] and len(world.tries["dingtalk"]) == 1
+    world.ended.set()
+
+
+def test_messages_are_said_in_their_order(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([status(500), HTML])
+    post.target("dingtalk")
+    post.send(*(message(f"m{n}", title=str(n)) for n in range(10)))
+    post.settled(*(f"m{n}" for n in range(10)))
+    assert [text.splitlines()[0] for text in world.texts("dingtalk")] == [str(n) for n in range(10)]
+
+
+def test_repeat_is_not_said_twice(world: Platforms, post: Post) -> None:
+    post.target("dingtalk")
+    post.send(message("m1"), message("m1"), message("m2"), message("m1"))
+    world.until(lambda: len(post.said) == 4)
+    assert len(world.heard) == 2
+
+
+def test_repeat_within_a_digest_is_not_said_twice(world: Platforms, post: Post) -> None:
+    post.target("dingtalk", Pace(rate=1, minute=0.3))
+    post.send(message("m0"), *(message("m1", title="once") for _ in range(20)))
+    world.until(lambda: len(post.said) == 21)
+    assert sum(text.count("once") for text in world.texts("dingtalk")) == 1
+
+
+def test_minute_goes_on_after_a_restart(world: Platforms, post: Post) -> None:
+    """Twenty messages of the last life, and DingTalk would be deaf after one more.
+
+    [ 20 said )[ restart )     I
+    0         10              62
+    """
+    for n in range(20):
+        noted = {"id": f"old{n}", "platform": "dingtalk", "state": "said", "attempt": f"a{n}"}
+        post.sent.remember(noted, time.time() - 61.5)
+    post.target("dingtalk")
+    began = time.monotonic()
+    post.send(message("m1"))
+    post.settled("m1")
+    assert 0.3 < time.monotonic() - began < 5
+
+
+def test_id_is_forgotten_when_the_topic_forgets_it(settings: Settings) -> None:
+    sent, long_ago = Sent(settings), time.time() - notifier.KEPT.total_seconds() - 60
+    for n in range(100):
+        sent.remember({"id": f"m{n}", "platform": "wecom", "state": "said", "attempt": "a"}, long_ago)
+    assert sent.state(message("m1", "wecom")) == "said"
+    sent.remember({"id": "now", "platform": "wecom", "state": "said", "attempt": "b"}, time.time())
+    assert (sent.state(message("m1", "wecom")), len(sent.states)) == ("", 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- its end
+
+
+def test_end_says_what_waits_and_tries_nothing_twice(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].append(platforms.silent)
+    target = post.target("dingtalk", Pace(rate=3, answer=0.5, first=5, longest=5, patience=60))
+    post.send(message("m1"))
+    world.until(lambda: world.tries["dingtalk"])
+    post.send(*(message(f"m{n}") for n in range(2, 8)))
+    began = time.monotonic()
+    target.finish()
+    target.thread.join(10)
+    assert time.monotonic() - began < 4
+    assert (post.said, post.buried) == (["m2", "m3", "m4", "m5", "m6", "m7"], {})  # m1 was not heard, and comes again
+    assert len(world.tries["dingtalk"]) == 2
+
+
+def test_what_is_let_go_is_neither_said_nor_buried(world: Platforms, post: Post) -> None:
+    world.tricks["dingtalk"].extend([status(500)] * 100)
+    target = post.target("dingtalk", Pace(first=30, longest=30))
+    record = notifier.Record(0, 7, datetime.now(UTC), None, b"", (), "notify")
+    for one in ("m1", "m2"):
+        assert target.put(Letter(message(one), record=record))
+    world.until(lambda: world.tries["dingtalk"])
+    target.let_go()
+    assert (post.said, post.buried, list(target.waiting), target.busy, target.bytes) == ([], {}, [], [], 0)
+    world.tricks["dingtalk"].clear()
+    post.send(message("m3"))
+    post.settled("m3")
+    assert post.said == ["m3"]
+
+
+# ------------------------------------------------------------------------------------------------- secrets and addresses
+
+
+def test_secret_is_in_no_log_and_no_dead_letter(world: Platforms, post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    canaries = [*TOKENS.values(), SECRET]
+    echo = f"no such token {TOKENS['dingtalk']} at {world.webhook('dingtalk')} signed with {SECRET}"
+    world.tricks["dingtalk"].extend([errcode(300001, echo), status(500), platforms.drops, errcode(300001, echo)])
+    caplog.set_level(logging.DEBUG)
+    with capture_logs() as events:
+        target = post.target("dingtalk", Pace(first=0.01, longest=0.02), secret=SECRET)
+        post.send(message("m1"), message("m2"))
+        post.settled("m1", "m2")
+    told = str(events) + caplog.text + str(post.buried) + repr(target) + repr(target.robot)
+    assert [one for one in canaries if one in told] == []
+    assert "errcode 300001: no such token **********" in told and post.buried.keys() == {"m1"}
+
+
+@pytest.mark.parametrize(
+    ("webhook", "wrong"),
+    [
+        ("http://oapi.dingtalk.com/robot/send?access_token=t0ken", "does not begin with https://"),
+        ("ftp://oapi.dingtalk.com/robot/send?access_token=t0ken", "does not begin with https://"),
+        ("oapi.dingtalk.com/robot/send?access_token=t0ken", "does not begin with https://"),
+        ("https://127.0.0.1/robot/send?access_token=t0ken", "its host 127.0.0.1:443 is not one of TIDEMARK_NOTIFY_HOSTS"),
+        ("https://2130706433/robot/send?access_token=t0ken", "is not one of"),
+        ("https://[::1]/robot/send?access_token=t0ken", "is not one of"),
+        ("https://169.254.169.254/?access_token=t0ken", "is not one of"),
+        ("https://oapi.dingtalk.com.evil.example/?access_token=t0ken", "is not one of"),
+        ("https://evil.example/oapi.dingtalk.com?access_token=t0ken", "is not one of"),
+        ("https://oapi.dingtalk.com:8443/?access_token=t0ken", "its host oapi.dingtalk.com:8443 is not one of"),
+        ("https://oapi.dingtalk.com@evil.example/?access_token=t0ken", "holds a user"),
+        ("https://evil@oapi.dingtalk.com/?access_token=t0ken", "holds a user"),
+        ("https://evil.example\\@oapi.dingtalk.com/?access_token=t0ken", "holds a user"),
+        ("https://oapi.dingtalk.com/ ?access_token=t0ken", "signs that no address has"),
+        ("https://oapi.dingtalk.com:port/?access_token=t0ken", "is not an address"),
+        ("https://oapi.dingtalk.com/robot/send", "has no access_token="),
+        ("https://oapi.dingtalk.com/robot/send?key=t0ken", "has no access_token="),
+    ],
+)
+def test_address_that_is_not_meant_is_refused_without_showing_it(webhook: str, wrong: str, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path, dingtalk_webhook=SecretStr(webhook))
+    with pytest.raises(RobotWrong, match="TIDEMARK_DINGTALK_WEBHOOK: ") as error:
+        notifier.robots(settings)
+    assert wrong in str(error.value) and "t0ken" not in str(error.value)
+
+
+def test_robots_are_those_of_the_environment_then_those_of_airflow(tmp_path: Path) -> None:
+    hook = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=k"
+    known = {
+        "tidemark_dingtalk": {"password": "https://oapi.dingtalk.com/?access_token=t", "extra": {"secret": "s", "keyword": "w"}}
+    }
+    settings = Settings(_env_file=None, home=tmp_path, wecom_webhook=SecretStr(hook))
+    assert notifier.robots(settings, known.get) == {
+        "dingtalk": Robot("dingtalk", SecretStr("https://oapi.dingtalk.com/?access_token=t"), SecretStr("s"), "w"),
+        "wecom": Robot("wecom", SecretStr(hook)),
+    }
+    assert [*notifier.robots(settings)] == ["wecom"]
+    with pytest.raises(RobotWrong, match="the password of Airflow's connection tidemark_dingtalk: it does not begin"):
+        notifier.robots(settings, lambda name: {"password": None, "extra": {}})
+
+
+def test_every_part_of_an_address_is_hidden(tmp_path: Path) -> None:
+    hook = "https://oapi.dingtalk.com/robot/send?access_token=t0ken-a%2Bb&x=7f"
+    hidden = notify.secrets(Settings(_env_file=None, home=tmp_path, dingtalk_webhook=SecretStr(hook)))
+    assert {hook, "t0ken-a+b", "t0ken-a%2Bb"} <= {*hidden}
+    assert [notify.masked(text, hidden) for text in (f"at {hook}", "as t0ken-a+b", "?t=t0ken-a%2Bb", "run 7f")] == [
+        f"at {notify.MASK}",
+        f"as {notify.MASK}",
+        f"?t={notify.MASK}",
+        "run 7f",
+    ]
+
+
+def test_airflow_is_told_whom_to_tell_and_no_web_hook(settings: Settings) -> None:
+    """Not as asterisks either, which would be taken for one."""
+    hook = SecretStr("https://oapi.dingtalk.com/robot/send?access_token=t0ken-4f7a")
+    said = airflow.environment(settings.model_copy(update={"dingtalk_webhook": hook, "notify_to": "dingtalk"}))
+    assert said["TIDEMARK_NOTIFY_TO"] == "dingtalk" and "TIDEMARK_DINGTALK_WEBHOOK" not in said
+    assert not any("t0ken" in value or "***" in value for value in said.values())
+
+
+def test_settings_that_are_told_the_platforms(tmp_path: Path) -> None:
+    assert Settings(_env_file=None, notify_to=" wecom, dingtalk,wecom").told == ("wecom", "dingtalk")
+    with pytest.raises(ValidationError, match='there is no robot "slack"; there are dingtalk, wecom'):
+        Settings(_env_file=None, notify_to="slack")
+
+
+# ------------------------------------------------------------------------------------------------------------ telling
+
+
+def test_telling_without_kafka_keeps_a_file_for_each_robot(settings: Settings) -> None:
+    settings = settings.model_copy(update={"notify_to": "dingtalk,wecom"})
+    began = time.monotonic()
+    notify.notify(settings, "stream_down", "The stream ended", "exit code 1 \ud800", stream="main")
+    assert time.monotonic() - began < 10
+    kept = [Message.model_validate_json(path.read_bytes()) for path in notify.unsent(settings).glob("*.json")]
+    assert {one.platform for one in kept} == {"dingtalk", "wecom"}
+    assert {(one.kind, one.title, one.content) for one in kept} == {("text", "The stream ended", "exit code 1 ?\nstream: main")}
+    assert len({one.id for one in kept}) == 1
+
+
+def test_telling_nobody_touches_no_kafka(settings: Settings) -> None:
+    began = time.monotonic()
+    notify.notify(settings, "report", "t", "t")
+    assert time.monotonic() - began < 1 and not notify.unsent(settings).exists()
+
+
+def test_message_said_late_says_when_it_was_sent() -> None:
+    old = notifier.Record(0, 7, datetime(2026, 11, 19, 12, 0, 5, tzinfo=UTC), None, b"", (), "notify")
+    letters = [Letter(message("m1"), record=old, again=True)]
+    said = notifier.with_its_age(letters[0].message, letters).content
+    assert said == "12 records\n(sent again: the last try may have been heard)\n(of 2026-11-19 12:00:05 UTC)"
+    fresh = [Letter(message("m1"))]
+    assert notifier.with_its_age(fresh[0].message, fresh) is fresh[0].message
