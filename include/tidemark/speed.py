@@ -1006,7 +1006,9 @@ class Refresher:
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
             until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
-            seq, last = self.stream.progress.get("seq", -1), self.seen.get(view.name)
+            # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
+            behind = [self.upto[s.name] for s in view.reads.values() if s.name in self.upto]
+            seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
             back = min(at, last or at) - duration(view.refresh.back)
             if last:
                 # Only what came since can have changed a row: most refreshes need not reach back all the way.
