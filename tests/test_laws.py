@@ -139,12 +139,9 @@ class Lake:
         batches = batches[::-1] if world.backwards else batches
         return cls(logs, {r.name: fold.union([rolled(r, b) for b in batches]) for r in CATALOG.rollups.values()})
 
-    def answers(self, view, function, reads, start: datetime, end: datetime) -> DataFrame:
+    def answers(self, view, way, start: datetime, end: datetime) -> DataFrame:
         spark = next(iter(self.tables.values())).sparkSession
-        low, high = start - duration(view.lookback), end + duration(view.lookahead)
-        period, bounds = fold.period(spark, start, end), fold.period(spark, low, high)
-        inputs = fold.inputs(reads, lambda declared, *_: self.tables[declared.name], low, high, bounds)
-        return fold.answer(view, function, inputs, period, settled=True)
+        return fold.answers(spark, view, way, lambda declared, *_: self.tables[declared.name], start, end, settled=True)
 
     def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:
         """By the short way, with what lies before every mark and within its hour merged into one row a page."""
@@ -268,12 +265,12 @@ def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw
     ways = {}
     for view in CATALOG.views.values():
         periods = list(pairwise(midnight)) if world.by_day else [whole]
-        ways["settled", view.name] = whole, [settled.answers(view, view.function, view.reads, *p) for p in periods]
+        ways["settled", view.name] = whole, [settled.answers(view, view, *p) for p in periods]
         if reads_rollups(view):  # of a log there is but one
-            ways["live", view.name] = whole, [live.answers(view, view.function, view.reads, *whole)]
+            ways["live", view.name] = whole, [live.answers(view, view, *whole)]
         if view.shortcut:
             newest = marks(view, world, whole)
-            ways["short", view.name] = newest, [live.answers(view, view.shortcut.function, view.shortcut.reads, *newest)]
+            ways["short", view.name] = newest, [live.answers(view, view.shortcut, *newest)]
             if view.shortcut.coarse:
                 ways["coarse", view.name] = newest, [live.coarse_answers(view, *newest)]
     found = labelled((*way, frame) for way, (_, frames) in ways.items() for frame in frames)

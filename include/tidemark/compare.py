@@ -12,7 +12,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from tidemark import fold, functions, lake
-from tidemark.model import Catalog, Live, Rollup, View, duration, needed
+from tidemark.model import Catalog, Live, Rollup, View, duration, needed, remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,6 +23,7 @@ SAMPLES = 3
 """Rows shown of each table, day and kind of difference."""
 COUNTS = ("rows", "missing", "extra", "changed", "late", "unexplained")
 DAY, HOUR, MOMENT = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 Pins = Mapping[str, lake.Pin]
 
@@ -131,6 +132,7 @@ def spans_of_late(
     `every`, nor, where marks are computed again once they are `back` old, one that stream time is not past by twice that.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
+    A row that reads a table, or joins with a topic's changes, looks at every change before it.
     It does not say that the event is why: a fault in a row beside late events is taken for late.
     """
     assert isinstance(declared, View)
@@ -141,12 +143,15 @@ def spans_of_late(
     # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
     since = datetime.combine(min(around), datetime.min.time(), UTC) - DAY
     entered = lake.read(spark, lake.ledger(settings), low=since)
+    for_ever = remembered(declared)
     at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(spark, "start TIMESTAMP, end TIMESTAMP")]
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
         batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
             "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
         )
-        log = lake.read(spark, lake.table(settings, topic), days=around).where(F.col("reject").isNull())
+        table = lake.table(settings, topic)
+        looked_at = {f.day for f in table.files() if f.day and f.day <= max(around)} if topic.name in for_ever else around
+        log = lake.read(spark, table, days=looked_at).where(F.col("reject").isNull())
         events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
         # Each event after its batch, in order: a join by ranges would hold every event against every batch.
         order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
@@ -163,6 +168,7 @@ def spans_of_late(
             lacking |= batch["seq"] > pins[topic.stream].seq
         hours = came.where(lacking).groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
         start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
+        end = F.lit(NEVER) if topic.name in for_ever else end
         found.append(hours.select(start.alias("start"), end.alias("end")))
     return fold.union(found)
 

@@ -47,7 +47,7 @@ from confluent_kafka.admin import (
 )
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
-from tidemark.model import UNITS, Topic, duration
+from tidemark.model import EVENT_TIME, UNITS, Topic, duration
 from tidemark.settings import Settings
 
 log = structlog.get_logger()
@@ -682,7 +682,7 @@ class Delivery:
 def produce(
     settings: Settings,
     topic: Topic,
-    events: Iterable[bytes | Mapping[str, Any]],
+    events: Iterable[bytes | Mapping[str, Any] | Tombstone],
     *,
     rate: float | None = None,
     progress: Callable[[Delivery], None] | None = None,
@@ -690,13 +690,13 @@ def produce(
 ) -> Delivery:
     """Send events to a topic, and return once each is delivered to all in-sync replicas or has failed.
 
-    Bytes go as they are, a mapping as JSON (of a text topic: its one column's text). The key is the topic's key column
-    when the event is a JSON object that holds it, else null; equal keys share a partition, the one that Java's default
-    partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
-    again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
-    refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way has failed. Ctrl-C ends
-    the sending; what was taken is still delivered, unless Ctrl-C comes again. `progress` is called about five times a second
-    and at the end, with the same `Delivery`. Raises `TopicMissing`, `BrokerRefused`.
+    Bytes go as they are, a mapping as JSON (of a text topic: its one column's text), a `Tombstone` without a value. The key
+    is the topic's key column when the event is a JSON object that holds it, else null; equal keys share a partition, the one
+    that Java's default partitioner picks. `rate` is events a second; an event is taken from `events` when its turn has come.
+    A record is tried again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an
+    event that Kafka refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way has
+    failed. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes again. `progress` is called about
+    five times a second and at the end, with the same `Delivery`. Raises `TopicMissing`, `BrokerRefused`.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -785,18 +785,22 @@ def noted_interrupts() -> Iterator[Callable[[], int]]:
 def send(
     producer: Producer,
     topic: Topic,
-    event: bytes | Mapping[str, Any],
+    event: bytes | Mapping[str, Any] | Tombstone,
     delivery: Delivery,
     waiting: Callable[[], None],
     report: Callable[[KafkaError | None, Message], None],
     pressed: Callable[[], int],
 ) -> None:
     """Hand one event to the client's queue, waiting while it is full; an event that Ctrl-C comes before is not sent."""
-    value = event if isinstance(event, bytes) else as_value(topic, event)
-    key = key_of(topic, event)
+    value, headers = None, None
+    if isinstance(event, Tombstone):
+        key, headers = event.key, event.headers
+    else:
+        value = event if isinstance(event, bytes) else as_value(topic, event)
+        key = key_of(topic, event)
     while True:
         try:
-            producer.produce(topic.name, value=value, key=key, on_delivery=report)
+            producer.produce(topic.name, value=value, key=key, headers=headers, on_delivery=report)
             return
         except BufferError:
             producer.poll(0.1)
@@ -813,6 +817,18 @@ def fail(delivery: Delivery, reason: str) -> None:
     delivery.failed += 1
     if reason not in delivery.errors and len(delivery.errors) < ERRORS_KEPT:
         delivery.errors.append(reason)
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """The end of a key of a compacted topic, by Kafka's bytes for it; `at` is when, if not as soon as Kafka has it."""
+
+    key: bytes | None
+    at: datetime | None = None
+
+    @property
+    def headers(self) -> list[tuple[str, str | bytes | None]]:
+        return [(EVENT_TIME, self.at.isoformat())] if self.at else []
 
 
 def as_json(value: Any) -> bytes:
@@ -886,8 +902,12 @@ def lines(path: Path, text: bool) -> Iterator[bytes]:
 LATE, REPEATED, MALFORMED = 0.05, 0.01, 0.005
 
 
-def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | None = None, zone: ZoneInfo) -> Iterator[bytes]:
+Sent = bytes | Tombstone
+
+
+def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | None = None, zone: ZoneInfo) -> Iterator[Sent]:
     """Events as `topic.sample` draws them, with what real traffic brings: 5 % late, 1 % exact repeats, 0.5 % malformed.
+    Of a compacted topic what is drawn with its key alone is a tombstone.
 
     With `day`: exactly `count` of them over that day of `zone`, more by day than by night, every hour present, roughly in
     order, and the same bytes each time for one seed, day and count. Without: each at the instant it is taken, ids new in
@@ -903,9 +923,9 @@ def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | Non
     return of_day(topic, Random(f"{topic.name} {seed} {day}"), count, day, zone)
 
 
-def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[bytes]:
+def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[Sent]:
     recent: deque[bytes] = deque(maxlen=1000)
-    waiting: list[tuple[datetime, int, bytes]] = []  # by arrival: a late event arrives after others that are younger
+    waiting: list[tuple[datetime, int, Sent]] = []  # by arrival: a late event arrives after others that are younger
     for number, (at, first_of_hour) in enumerate(instants(random, count, day, zone)):
         while waiting and waiting[0][0] <= at:
             yield heapq.heappop(waiting)[2]
@@ -916,7 +936,7 @@ def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) 
         yield heapq.heappop(waiting)[2]
 
 
-def live(topic: Topic, random: Random, count: int | None) -> Iterator[bytes]:
+def live(topic: Topic, random: Random, count: int | None) -> Iterator[Sent]:
     recent: deque[bytes] = deque(maxlen=1000)
     sent = 0
     while count is None or sent < count:
@@ -925,7 +945,7 @@ def live(topic: Topic, random: Random, count: int | None) -> Iterator[bytes]:
         sent += 1
 
 
-def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain: bool = False) -> bytes:
+def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain: bool = False) -> Sent:
     assert topic.sample is not None
     chance = 1.0 if plain else random.random()
     if chance < REPEATED and recent:
@@ -933,6 +953,8 @@ def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain
     event = topic.sample(random, at)
     if REPEATED <= chance < REPEATED + MALFORMED:
         return malformed(topic, random, event)
+    if topic.compacted and set(event) == {topic.key}:
+        return Tombstone(key_of(topic, event), at)
     recent.append(as_value(topic, event))
     return recent[-1]
 
@@ -941,6 +963,8 @@ def malformed(topic: Topic, random: Random, event: dict[str, Any]) -> bytes:
     """The event with one thing wrong that no topic accepts."""
     if topic.format == "text":
         return b"\xff\xfe" + as_value(topic, event)
+    if topic.compacted:  # Kafka takes nothing without a key there
+        return as_json(event | {random.choice([c.name for c in topic.columns if c.name != topic.key]): {"not": "this"}})
     required = [c.name for c in topic.columns if not c.nullable] or [topic.columns[0].name]
     wrong = random.choice(required)
     good = as_json(event)
