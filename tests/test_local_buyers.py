@@ -2,13 +2,14 @@
 
 from datetime import UTC, date, datetime, timedelta
 from random import Random
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import ENDED, EXAMPLES, HOUR, Law, broken, declared_checks, instants, log_of, said, unheld, verdicts, worlds
 
-from tidemark import fold
+from tidemark import fold, kafka
 from tidemark.model import catalog
 from tidemark.pipelines import local_buyers as pipeline
 from tidemark.pipelines.local_buyers import ITEMS, ORDERS, USERS, local_buyers
@@ -220,3 +221,12 @@ def test_what_is_sampled_is_accepted_and_drawn_again_by_the_same_seed(spark, top
     events = [{topic.key: e[topic.key], ENDED: said(noon)} if set(e) == {topic.key} else e for e in drawn]
     assert any(ENDED in e for e in events) == topic.compacted
     assert {r["reject"] for r in log_of(spark, topic, events).select("reject").collect()} == {None}
+
+
+@pytest.mark.parametrize("topic", [USERS, ITEMS], ids=lambda t: t.name)
+def test_a_sampled_day_of_a_table_ends_keys_and_kafka_takes_every_record(topic):
+    drawn = list(kafka.sample(topic, seed=1, count=2000, day=DAY, zone=ZoneInfo("UTC")))
+    keys = [e.key if isinstance(e, kafka.Tombstone) else kafka.key_of(topic, e) for e in drawn]
+    assert len(drawn) == 2000 and None not in keys  # a compacted topic takes nothing without a key
+    ends = [e.at for e in drawn if isinstance(e, kafka.Tombstone)]
+    assert 20 < len(ends) < 150 and {at.date() for at in ends} == {DAY}
