@@ -115,3 +115,11 @@ def spark(jars: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     running = session(fresh(tmp_path_factory.mktemp("spark")), app=request.module.__name__)
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def interpreted(spark):
+    """The session, interpreting: an example of a law is a handful of rows, and compiling its plans takes most of the time."""
+    spark.conf.set("spark.sql.codegen.wholeStage", "false")
+    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    return spark

@@ -5,8 +5,10 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from tidemark import fold, quality
-from tidemark.pipelines import CATALOG
+from tidemark.model import catalog
+from tidemark.pipelines import traffic
 
+CATALOG = catalog([traffic])
 DAY = date(2026, 11, 19)
 START = datetime(2026, 11, 19, tzinfo=UTC)
 END = START + timedelta(days=1)

@@ -1,5 +1,6 @@
 """The business day at its edges: midnight, month, leap day and both clock changes, a millisecond before and after."""
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -8,6 +9,8 @@ import pytest
 
 from tidemark import compare, lake, settle
 from tidemark.functions import day
+from tidemark.lake import File, Pin, Run
+from tidemark.model import Topic, catalog, reach, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -75,14 +78,64 @@ def test_what_lies_outside_the_run_s_days(held, left):
 
 
 def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkeypatch):
-    from tidemark.pipelines import CATALOG
+    from tidemark.pipelines import traffic
 
     first = date(2026, 11, 1)
     rows = {first + timedelta(days=n): count for n, count in enumerate((3, 3, 3, 10, 1, 1))}
-    files = [lake.File(f"live/main-0-0-x/{d}", 1, n, d, 0) for d, n in rows.items()]
+    files = [File(f"live/main-0-0-x/{d}", 1, n, d, 0) for d, n in rows.items()]
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
     own = settings.model_copy(update={"chunk_records": 6})
     days = [*rows, first + timedelta(days=9)]
-    found = [(int(a[-2:]), int(b[-2:])) for a, b in settle.chunks_of(own, CATALOG, days)]
+    found = [(int(a[-2:]), int(b[-2:])) for a, b in settle.chunks_of(own, catalog([traffic]), days)]
     assert found == [(1, 2), (3, 3), (4, 4), (5, 6), (10, 10)]
+
+
+#   a price's view looks an hour back and ten minutes ahead; the days over it look two days back
+PRICES = Topic("prices", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
+OTHERS = Topic("others", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
+
+
+@view(reads={"prices": PRICES}, key=("at",), time="at", lookback="1 hour", lookahead="10 minutes")
+def closes(prices): ...
+
+
+@view(reads={"closes": closes, "others": OTHERS}, key=("day",), time="day", lookback="2 days")
+def moves(closes, others): ...
+
+
+CLOSES = catalog([type("closes", (), {"prices": PRICES, "others": OTHERS, "closes": closes, "moves": moves})])
+
+
+def test_margins_on_the_way_from_an_event_to_a_row_add_up():
+    assert reach(CLOSES, PRICES) == (timedelta(minutes=10), timedelta(days=2, hours=1))
+    assert reach(CLOSES, OTHERS) == (timedelta(0), timedelta(days=2))
+
+
+@pytest.mark.parametrize(
+    ("topic", "late", "again"),
+    [
+        # the first five days of November are published, and the late event's batch is past their pin
+        ("prices", "02T12:00:00", [2, 3, 4]),
+        ("prices", "02T22:59:59", [2, 3, 4]),
+        ("prices", "02T23:00:00", [2, 3, 4, 5]),
+        ("prices", "02T00:10:00", [2, 3, 4]),
+        ("prices", "02T00:09:59", [1, 2, 3, 4]),
+        ("others", "02T00:00:00", [2, 3, 4]),
+        ("others", "02T23:59:59", [2, 3, 4]),
+    ],
+)
+def test_every_published_day_that_looks_at_a_late_event_is_settled_again(settings, monkeypatch, topic, late, again):
+    at = datetime.fromisoformat(f"2026-11-{late}+00:00")
+    file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == topic else [])
+    days = [f"2026-11-{n:02d}" for n in range(1, 6)]
+    said = {"closes": {"published": "2026-11-06T01:00:00+00:00"}}
+    pins = {"main": Pin("main", 6, {}, "")}
+    run = Run("settle-1", "published", days, "", "", "", pins, said, published="2026-11-06T01:00:00+00:00")
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    assert [d.day for d in settle.stale(settings, CLOSES)] == again
+    has_read_it = replace(run, pins={"main": Pin("main", 7, {}, "")})
+    monkeypatch.setattr(lake, "runs", lambda _: [has_read_it])
+    assert settle.stale(settings, CLOSES) == []

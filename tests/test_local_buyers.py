@@ -1,13 +1,12 @@
 """Local buyers, said by example: `[` and `)` are the ends of a row's validity, `I` is an order."""
 
 from datetime import UTC, date, datetime, timedelta
-from random import Random
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import ENDED, EXAMPLES, HOUR, Law, broken, declared_checks, instants, log_of, said, unheld, verdicts, worlds
+from laws import ENDED, HOUR, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
 
 from tidemark import fold, kafka
 from tidemark.model import catalog
@@ -177,14 +176,10 @@ LAW = Law(
 )
 
 
-def test_the_view_has_an_independent_answer(spark):
-    assert unheld(spark, LAW) == {}
-
-
 @given(world=worlds(LAW))
-@EXAMPLES
-def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreting, world):
-    assert broken(interpreting, LAW, world) == {}
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, world):
+    assert broken(interpreted, LAW, world) == {}
 
 
 # --------------------------------------------------------------------------------------------------- checks and the sample
@@ -211,16 +206,6 @@ def test_each_check_holds_on_a_day_that_is_right_and_trips_on_one_that_is_wrong(
     assert declared == set(WRONG)
     for check, row in WRONG.items():
         assert said_by(spark, [row])["local_buyers", check] == "failed", check
-
-
-@pytest.mark.parametrize("topic", [ORDERS, USERS, ITEMS], ids=lambda t: t.name)
-def test_what_is_sampled_is_accepted_and_drawn_again_by_the_same_seed(spark, topic):
-    noon = datetime(2026, 10, 25, 12, tzinfo=UTC)
-    drawn, again = ([topic.sample(random, noon) for _ in range(60)] for random in (Random(1), Random(1)))
-    assert drawn == again
-    events = [{topic.key: e[topic.key], ENDED: said(noon)} if set(e) == {topic.key} else e for e in drawn]
-    assert any(ENDED in e for e in events) == topic.compacted
-    assert {r["reject"] for r in log_of(spark, topic, events).select("reject").collect()} == {None}
 
 
 @pytest.mark.parametrize("topic", [USERS, ITEMS], ids=lambda t: t.name)

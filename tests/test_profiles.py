@@ -3,15 +3,15 @@
 from datetime import UTC, date, datetime, timedelta
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import EXAMPLES, HOUR, Law, broken, declared_checks, instants, log_of, said, unheld, verdicts, worlds
-from tidemark.pipelines.profiles import PROFILE_CHANGES, profile_clicks
-from tidemark.pipelines.searches import CLICKS
+from laws import HOUR, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
 
 from tidemark import fold
 from tidemark.model import catalog
 from tidemark.pipelines import profiles as pipeline
+from tidemark.pipelines.profiles import PROFILE_CHANGES, profile_clicks, sample_change
+from tidemark.pipelines.searches import CLICKS
 
 CATALOG = catalog([pipeline])
 
@@ -138,14 +138,10 @@ LAW = Law(
 )
 
 
-def test_the_view_has_an_independent_answer(spark):
-    assert unheld(spark, LAW) == {}
-
-
 @given(world=worlds(LAW))
-@EXAMPLES
-def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreting, world):
-    assert broken(interpreting, LAW, world) == {}
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, world):
+    assert broken(interpreted, LAW, world) == {}
 
 
 # --------------------------------------------------------------------------------------------------- checks and the sample
@@ -171,11 +167,7 @@ def test_each_check_holds_on_a_day_that_is_right_and_trips_on_one_that_is_wrong(
     assert outcomes(click, (7, "upsert", *change[2:]), [other]) == dict.fromkeys(own, "failed")
 
 
-def test_what_is_sampled_is_accepted_and_drawn_again_by_the_same_seed(spark):
-    noon = datetime(2026, 10, 25, 12, tzinfo=UTC)
-    drawn, again = (
-        [PROFILE_CHANGES.sample(random, noon + n * HOUR / 3600) for n in range(60)] for random in (Random(1), Random(1))
-    )
-    assert drawn == again
-    assert {r["reject"] for r in log_of(spark, PROFILE_CHANGES, drawn).select("reject").collect()} == {None}
+def test_what_is_sampled_inserts_updates_and_deletes():
+    drawn = [sample_change(Random(n), datetime(2026, 10, 25, 12, tzinfo=UTC)) for n in range(60)]
     assert {e["op"] for e in drawn} == {"insert", "update", "delete"}
+    assert {(e["op"] == "delete") == (e["city"] is None) for e in drawn} == {True}

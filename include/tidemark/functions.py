@@ -1,5 +1,5 @@
-"""What the author of a pipeline uses beside PySpark: exact distinct counts that merge, panes, the business day, and the row of a
-table that was valid at an event's time."""
+"""What the author of a pipeline uses beside PySpark: exact distinct counts that merge, panes, business days, checks of a log,
+and the row of a table that was valid at an event's time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
-from tidemark.model import DeclarationError, duration
+from tidemark.model import Check, DeclarationError, duration, expect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,6 +71,29 @@ def pane(column: str, length: str) -> Column:
 def day(column: Column | str) -> Column:
     """The business day (DATE) that an instant lies in, in the zone of the settings: 23, 24 or 25 hours long."""
     return F.to_date(F.from_utc_timestamp(F.col(column) if isinstance(column, str) else column, zone()))
+
+
+def midnight(date: Column) -> Column:
+    """The instant at which a business day begins; where the clock goes forward at midnight, the day's first instant."""
+    return F.to_utc_timestamp(date.cast("timestamp"), zone())
+
+
+def of_log(topic: str) -> tuple[Check, Check]:
+    """What every topic's log is asked: each offset is a record, and at most 1 % of the records are rejects."""
+    return (
+        expect(
+            "UnexpectedRowsExpectation",
+            description="accepted + rejected = offsets",
+            unexpected_rows_query=f"SELECT * FROM {topic}_offsets WHERE accepted + rejected <> offsets",
+        ),
+        expect(
+            "UnexpectedRowsExpectation",
+            description="at most 1 % of the records are rejects",
+            unexpected_rows_query="""
+                SELECT count_if(reject IS NOT NULL) AS rejects, count(*) AS records FROM {batch}
+                HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
+        ),
+    )
 
 
 def as_of(events: DataFrame, changes: DataFrame, *, on: str, at: str, into: str, by: str | None = None) -> DataFrame:

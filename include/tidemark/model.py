@@ -570,6 +570,23 @@ def needed(catalog: Catalog, names: Iterable[str]) -> set[str]:
     return found
 
 
+def reach(catalog: Catalog, topic: Topic) -> tuple[timedelta, timedelta]:
+    """How long before an event of a topic, and how long after it, the time of a row may lie that looks at it.
+
+    Rows look at it directly, or through rollups and views that look at it: the margins on the way add up.
+    """
+    found: dict[str, tuple[timedelta, timedelta]] = {topic.name: (timedelta(0), timedelta(0))}
+    for declared in catalog.derived:  # each after what it reads
+        margins = [found[s.name] for s in declared.reads.values() if s.name in found]
+        if margins:
+            ahead, back = (max(side) for side in zip(*margins, strict=True))
+            if isinstance(declared, View):
+                ahead, back = ahead + duration(declared.lookahead), back + duration(declared.lookback)
+            found[declared.name] = ahead, back
+    aheads, backs = zip(*found.values(), strict=True)
+    return max(aheads), max(backs)
+
+
 def comment(declared: Declared) -> str:
     """What a table's description says: the docstring of its function."""
     if isinstance(declared, Topic):

@@ -30,6 +30,7 @@ from tidemark.model import (
     fingerprint,
     is_table,
     needed,
+    reach,
     readers,
     remembered,
     streams_of,
@@ -364,21 +365,20 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     for run in sorted(lake.runs(settings), key=lambda r: r.published or ""):
         if any(t.get("published") for t in run.tables.values()):
             newest |= {date.fromisoformat(d): run.pins for d in run.days}
-    back = max((duration(v.lookback) for v in catalog.views.values()), default=timedelta(0))
-    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
     for_ever = {name for view in catalog.views.values() for name in remembered(view)}
     found = set()
     for topic in catalog.topics.values():
-        table = lake.table(settings, topic)
+        table, (ahead, back) = lake.table(settings, topic), reach(catalog, topic)
         for file in table.files() if table.exists else ():
             if not file.live or file.day is None:
                 continue
             start, end = period(settings, file.day)
-            near = {d for d in newest if d >= file.day} if topic.name in for_ever else {file.day}
-            if back and (file.high is None or lake.comparable(file.high, end) >= end - back):
-                near.add(file.day + timedelta(days=1))
-            if ahead and (file.low is None or lake.comparable(file.low, start) < start + ahead):
-                near.add(file.day - timedelta(days=1))
+            last = end - timedelta(microseconds=1)
+            low = start if file.low is None else lake.comparable(file.low, start)
+            high = last if file.high is None else min(last, lake.comparable(file.high, last))
+            first, until = (at.astimezone(settings.tz).date() for at in (low - ahead, high + back))
+            near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
+            near |= {d for d in newest if d >= first} if topic.name in for_ever else set()
             pins = {d: newest[d].get(topic.stream) for d in near & newest.keys()}
             found |= {d for d, pin in pins.items() if pin and int(file.live["hi"]) > pin.seq}
     return sorted(found)

@@ -22,9 +22,10 @@ from structlog.testing import capture_logs
 from tidemark import compare, fold, kafka, lake, model, query, settle, speed
 from tidemark.functions import distinct, how_many, pane
 from tidemark.model import Catalog, Live, Topic, View, expect, rollup, view
-from tidemark.pipelines import CATALOG, traffic
+from tidemark.pipelines import traffic
 from tidemark.settings import Settings
 
+CATALOG = model.catalog([traffic])
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 MIDNIGHT = datetime.combine(YESTERDAY, datetime.min.time(), UTC)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from tidemark.functions import as_of
+from tidemark.functions import as_of, of_log
 from tidemark.model import Live, Topic, expect, view
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ ORDERS = Topic(
     id="order_id",
     event_time="ordered_at",
     sample=sample_order,
+    checks=of_log("orders"),
 )
 
 USERS = Topic(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from tidemark.functions import day, distinct, how_many, pane, union
+from tidemark.functions import day, distinct, how_many, of_log, pane, union
 from tidemark.model import Live, Topic, expect, rollup, view
 
 if TYPE_CHECKING:
@@ -42,20 +42,7 @@ PAGE_VIEWS = Topic(
     id="event_id",
     event_time="viewed_at",
     sample=sample_view,
-    checks=(
-        expect(
-            "UnexpectedRowsExpectation",
-            description="accepted + rejected = offsets",
-            unexpected_rows_query="SELECT * FROM page_views_offsets WHERE accepted + rejected <> offsets",
-        ),
-        expect(
-            "UnexpectedRowsExpectation",
-            description="at most 1 % of the records are rejects",
-            unexpected_rows_query="""
-                SELECT count_if(reject IS NOT NULL) AS rejects, count(*) AS records FROM {batch}
-                HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
-        ),
-    ),
+    checks=of_log("page_views"),
 )
 
 

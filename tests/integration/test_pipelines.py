@@ -1,0 +1,175 @@
+"""The pipelines that have no rollup, on a real broker: live, settled and replayed, each held to DuckDB over what was sent."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tidemark import kafka, lake, model, query, settle
+from tidemark.model import Catalog, Live, Topic, View
+from tidemark.pipelines import searches, stocks, study, visits, words
+from tidemark.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the laws of the pipelines stand one folder above
+laws = importlib.import_module("laws")
+
+MODULES = (visits, searches, stocks, study, words)
+LAWS = {m: importlib.import_module(f"test_{m.__name__.rpartition('.')[2]}").LAW for m in MODULES}
+ANSWERS = {name: sql for law in LAWS.values() for name, sql in law.answers.items()}
+TODAY = datetime.now(UTC).date()
+DAYS = [TODAY - timedelta(days=2), TODAY - timedelta(days=1)]
+START, STOP = (datetime.combine(d, datetime.min.time(), UTC) for d in (DAYS[0], TODAY))
+EARLY = timedelta(minutes=25)  # live views begin where the first of the days does
+
+
+def declared() -> Catalog:
+    """The pipelines as they are shipped, but for how often their live views are computed again.
+
+    `stock_closes` is read by another view, so views are replaced together with what they read.
+    """
+    found: dict[str, Any] = {}
+    quick: dict[str, View] = {}
+    for declaration in model.catalog(MODULES).derived:
+        reads = {p: quick.get(s.name, s) for p, s in declaration.reads.items()}
+        refresh = declaration.refresh and Live("1 second", declaration.refresh.back)
+        quick[declaration.name] = replace(declaration, reads=reads, refresh=refresh)
+    for topic in model.catalog(MODULES).topics.values():
+        found[topic.name] = topic
+    return model.catalog([type("shipped", (), found | quick)])
+
+
+CATALOG = declared()
+
+
+def accepted(topic: Topic, value: bytes) -> dict[str, Any] | None:
+    """What Python alone makes of a value: an event with the topic's columns, or nothing."""
+    kinds = {"STRING": str, "INT": int, "TIMESTAMP": str, "DECIMAL": (int, float)}
+    try:
+        text = value.decode()
+        event = json.loads(text) if topic.format == "json" else {topic.columns[0].name: text}
+        for column in topic.columns:
+            if event.get(column.name) is None and column.nullable:
+                event[column.name] = None
+            elif not isinstance(event[column.name], kinds[column.type.split("(")[0]]):
+                return None
+        return event
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass
+class Days:
+    """What two days came to: by stage and view, the rows that only one of tidemark and DuckDB has."""
+
+    settings: Settings
+    sent: dict[str, list[dict]] = field(default_factory=dict)
+    records: int = 0
+    live: dict[str, int] = field(default_factory=dict)
+    lines: int = -1
+    settled: dict[str, int] = field(default_factory=dict)
+    run: Any = None
+    again: Any = None
+
+    def fresh(self, names: list[str], newest: str) -> bool:
+        """Whether each live view has been computed again with the event of that time."""
+        for table in (lake.table(self.settings, CATALOG[name]) for name in names):
+            told = [json.loads(entry.get("userMetadata") or "{}").get("live") for entry in table.delta().history(30)]
+            if not any(datetime.fromisoformat(span[1]) > datetime.fromisoformat(newest) for span in told if span):
+                return False
+        return True
+
+
+def differences(days: Days, names: list[str], start: datetime, stop: datetime) -> dict[str, int]:
+    """By view: how many rows of `[start, stop)` stand in the lake and not in DuckDB's answer, or the other way."""
+    brute = laws.oracle(CATALOG, days.sent, "UTC", start, stop)
+    reader = query.connect(days.settings, CATALOG, names)
+    found = {}
+    for name in names:
+        columns = [c[0] for c in brute.execute(f"SELECT * FROM ({ANSWERS[name]}) LIMIT 0").description]
+        said = ", ".join(f'"{c}"' for c in columns)
+        ours = reader.execute(
+            f"SELECT {said} FROM {name} WHERE day >= '{start.date()}' AND day < '{stop.date()}'"
+        ).to_arrow_table()
+        brute.register("ours", ours)
+        theirs = f"SELECT {said} FROM ({ANSWERS[name]})"
+        both = f"(FROM ours EXCEPT ALL {theirs}) UNION ALL ({theirs} EXCEPT ALL FROM ours)"
+        found[name] = brute.execute(f"SELECT count(*) FROM ({both})").fetchall()[0][0]
+        assert ours.num_rows > 0, name
+    return found
+
+
+def slices(topic: Topic, count: int) -> Iterator[list[bytes]]:
+    """Both days' sample as it comes in, in the same five parts of time for every topic."""
+    cuts = [START + EARLY, START + timedelta(hours=20), START + timedelta(hours=32), START + timedelta(hours=47), STOP]
+    part: list[bytes] = []
+    for number, day in enumerate(DAYS):
+        for value in kafka.sample(topic, seed=number, count=count, day=day, zone=Settings(_env_file=None).tz):
+            event = accepted(topic, value)
+            if event and datetime.fromisoformat(event[topic.event_time]) >= cuts[0]:
+                yield part
+                part, cuts = [], cuts[1:]
+            part.append(value)
+    yield part
+
+
+@pytest.fixture(scope="module", params=[1_500, pytest.param(10_000, marks=pytest.mark.long)])
+def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSession) -> Days:
+    done = Days(house())
+    kafka.apply(done.settings, CATALOG.topics.values())
+    timed = [t for t in CATALOG.topics.values() if t.format == "json"]
+    live = [v.name for v in CATALOG.views.values() if v.refresh and v.name != "word_counts"]
+    done.sent = {t.name: [] for t in CATALOG.topics.values()}
+    stream = run(done.settings)
+    for parts in zip(*(slices(t, request.param) for t in timed), strict=True):
+        with stream.paused():
+            for topic, values in zip(timed, parts, strict=True):
+                assert kafka.produce(done.settings, topic, values).complete
+                done.sent[topic.name] += [e for v in values if (e := accepted(topic, v))]
+                done.records += len(values)
+        stream.until(lambda: sum(r["records"] for r in lake.ledger_rows(done.settings, "main")) == done.records)
+        stream.until(lambda: done.fresh(live, max(e["clicked_at"] for e in done.sent["clicks"][-100:])), 180)
+    done.live = differences(done, live, START, STOP)
+
+    lines = words.LINES
+    assert kafka.produce(done.settings, lines, kafka.sample(lines, seed=1, count=300, day=TODAY, zone=done.settings.tz)).complete
+    came = [(accepted(lines, r.value or b""), r.timestamp) for r in kafka.consume(done.settings, "lines", "earliest")]
+    done.sent["lines"] = [event | {laws.TOOK: at.isoformat()} for event, at in came if event]
+    tomorrow = STOP + timedelta(days=1)
+    stream.until(lambda: done.fresh(["word_counts"], max(e[laws.TOOK] for e in done.sent["lines"])), 60)
+    done.lines = differences(done, ["word_counts"], STOP, tomorrow)["word_counts"]
+    stream.drains()
+
+    names = [v for v in CATALOG.views if v != "word_counts"]
+    done.run = settle.settle(done.settings, CATALOG, DAYS, "the pipelines' test")
+    settle.publish(done.settings, CATALOG, done.run.id)
+    done.settled = differences(done, names, START, STOP)
+    done.again = settle.replay(done.settings, CATALOG, "the pipelines' test, from zero")
+    return done
+
+
+def test_live_views_equal_duckdb_over_what_was_sent(days: Days) -> None:
+    assert days.live == dict.fromkeys(days.live, 0)
+    assert set(days.live) == {"visits", "search_clicks", "stock_closes", "top_movers"}
+    assert days.lines == 0
+
+
+def test_settled_views_equal_duckdb_over_what_was_sent(days: Days) -> None:
+    assert days.settled == dict.fromkeys(days.settled, 0)
+    assert set(days.settled) == set(CATALOG.views) - {"word_counts"}
+
+
+def test_every_gate_holds_and_no_difference_is_unexplained(days: Days) -> None:
+    assert {name: said["reasons"] for name, said in days.run.tables.items() if said["gate"] != "passed"} == {}
+    assert {n: c for n, said in days.run.tables.items() if (c := said.get("compare", {}).get("unexplained"))} == {}
+
+
+def test_replay_from_zero_finds_every_row_as_it_was_settled(days: Days) -> None:
+    compared = {name: said["compare"] for name, said in days.again.tables.items() if name in days.settled}
+    assert {n: (c["missing"], c["extra"], c["changed"]) for n, c in compared.items()} == dict.fromkeys(days.settled, (0, 0, 0))
