@@ -201,8 +201,8 @@ def marks(view: View, world: World, whole: tuple[datetime, datetime]) -> tuple[d
 
 
 def labelled(frames: Iterable[tuple[str, str, DataFrame]]) -> pa.Table:
-    """Frames of any columns as one table, computed in one job; `way` and `name` say which is which."""
-    marked = [f.select(F.lit(way).alias("way"), F.lit(name).alias("name"), "*") for way, name, f in frames]
+    """Frames of any columns as one table, computed in one job; `_way` and `_name` say which is which."""
+    marked = [f.select(F.lit(way).alias("_way"), F.lit(name).alias("_name"), "*") for way, name, f in frames]
     whole = marked[0]
     for frame in marked[1:]:
         whole = whole.unionByName(frame, allowMissingColumns=True)
@@ -257,7 +257,7 @@ def difference(
     """Rows of the period that only one of the two has, `(whose, …)`; none where they agree."""
     view, answer = law.catalog.views[name], law.answers[name]
     columns = ", ".join(f'"{c[0]}"' for c in connection.execute(f"SELECT * FROM ({answer}) LIMIT 0").description)
-    ours = f"SELECT {columns} FROM found WHERE way = '{way}' AND name = '{name}'"
+    ours = f"SELECT {columns} FROM found WHERE _way = '{way}' AND _name = '{name}'"
     theirs = f"SELECT {columns} FROM ({answer})"
     if way in ("short", "coarse"):
         theirs += f" WHERE {view.time} >= '{period[0]}' AND {view.time} < '{period[1]}'"
@@ -305,7 +305,7 @@ def broken(spark: SparkSession, law: Law, world: World) -> dict[Any, Any]:
     wrong: dict[Any, Any] = {
         way: only for way, (period, _) in ways.items() if (only := difference(law, connection, found, *way, period))
     }
-    one, other = (sorted((r["name"], r["row"]) for r in merged if r["way"] == way) for way in ("live", "settled"))
+    one, other = (sorted((r["_name"], r["row"]) for r in merged if r["_way"] == way) for way in ("live", "settled"))
     return wrong if one == other else wrong | {"rollups": (one, other)}
 
 
