@@ -94,9 +94,9 @@ def test_tables_live_settled_late_and_replayed(house: Callable[..., Settings], r
         ]
 
     stream = run(settings)
-    stream.until(lambda: lake.ledger(settings).exists and read(12))
-    stream.until(lambda: lake.table(settings, catalog["local_buyers"]).exists and ask(BUYERS) == answer(settled=False), 180)
-    stream.until(lambda: ask(LIVING)[-1:] == [(SECOND_DAY, "Ulm", 1, False)], 180)  # bob; ann is gone
+    stream.until(lambda: lake.ledger(settings).exists and read(12), 300)
+    stream.until(lambda: lake.table(settings, catalog["local_buyers"]).exists and ask(BUYERS) == answer(settled=False), 300)
+    stream.until(lambda: ask(LIVING)[-1:] == [(SECOND_DAY, "Ulm", 1, False)], 300)  # bob; ann is gone
     assert ask("SELECT sum(records), sum(rejects), sum(tombstones) FROM ledger WHERE topic = 'users'") == [(5, 1, 1)]
     ended = "SELECT user_name, address, changed_at, reject, day FROM users WHERE kafka.value IS NULL"
     assert ask(ended) == [("ann", None, None, None, SECOND_DAY)]
@@ -112,10 +112,10 @@ def test_tables_live_settled_late_and_replayed(house: Callable[..., Settings], r
 
     # A change that comes late for the second day makes that day stale; one for the first day both, whose rows it reaches.
     send("users", user("zoe", "Kiel", second(9)))
-    stream.until(lambda: read(13))
+    stream.until(lambda: read(13), 300)
     assert settle.stale(settings, catalog) == [SECOND_DAY]
     send("users", user("bob", "Ulm", first(9)))
-    stream.until(lambda: read(14))
+    stream.until(lambda: read(14), 300)
     assert settle.stale(settings, catalog) == [FIRST_DAY, SECOND_DAY]
     assert ask(BUYERS) == answer(settled=True)  # settled is settled, until the next settling
     stream.drains()
