@@ -4,7 +4,6 @@ The law: rows of any batches, in any order, some twice, merge to what one run ov
 and by its shorter way, equals what DuckDB says of the raw events.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidemark import fold, quality
-from tidemark.model import Catalog, Rollup, Topic, View, duration
+from tidemark import fold, kafka, quality
+from tidemark.model import EVENT_TIME, Catalog, Rollup, Shortcut, Topic, View, duration
 
 MICRO, MILLI, SECOND = timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(seconds=1)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -38,6 +37,8 @@ FIRST_DAY, DAYS = date(2026, 10, 24), 2
 SMALL = (timedelta(0), timedelta(0), MICRO, MILLI, 2 * SECOND, 5 * SECOND)
 TOOK = "taken_at"
 """When Kafka took an event, in a topic whose events have no time of their own."""
+ENDED = "ended_at"
+"""Of a tombstone of a compacted topic: an event of its key and this instant, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Law:
 class World:
     """What was sent, and how it came: `sent` by topic is in Kafka's order, a producer's repeats included; it is cut
     into `batches`; the batches of `twice` are rolled and appended a second time; all may come `backwards`. What is settled
-    is computed in `pieces`: at once, day by day, or apart at the hour `cut`, as live views are computed in whole hours."""
+    is computed in `pieces`: at once, day by day, or apart at the instant `cut`."""
 
     zone: str
     sent: dict[str, list[dict]]
@@ -95,7 +96,9 @@ def worlds(draw, law: Law) -> World:
     sent = {}
     for topic in law.catalog.topics.values():
         drawn = [*draw(st.lists(law.events[topic.name](zone), min_size=30, max_size=80)), *law.always(zone).get(topic.name, ())]
-        events = [{topic.id: f"e{n}", **event} if topic.id else event for n, event in enumerate(drawn)]
+        numbered = any(c.name == topic.id and c.type == "BIGINT" for c in topic.columns)
+        ids = [{topic.id: n if numbered else f"e{n}"} if topic.id and ENDED not in e else {} for n, e in enumerate(drawn)]
+        events = [own | event for own, event in zip(ids, drawn, strict=True)]
         repeats = draw(st.lists(st.sampled_from(events), min_size=3, max_size=8)) if topic.id else []
         sent[topic.name] = draw(st.permutations([*events, *repeats]))
     return World(
@@ -105,7 +108,7 @@ def worlds(draw, law: Law) -> World:
         twice=draw(st.sets(st.integers(0, 3), max_size=2)),
         backwards=draw(st.booleans()),
         pieces=draw(st.sampled_from(("at once", "by day", "cut"))),
-        cut=draw(instants(zone, HOUR, 10 * MINUTE)).replace(minute=0, second=0, microsecond=0),
+        cut=draw(instants(zone, HOUR, 10 * MINUTE)),
         mark=draw(instants(zone, HOUR, HOUR - 5 * SECOND)),
         marks=draw(st.integers(1, 60)),
     )
@@ -119,7 +122,9 @@ def log_of(spark: SparkSession, topic: Topic, events: Sequence[dict]) -> DataFra
     read = midnights("UTC")[-1] + DAY
     rows = [
         {
-            "value": event[topic.columns[0].name].encode() if topic.format == "text" else json.dumps(event).encode(),
+            "key": kafka.key_of(topic, event),
+            "value": None if ENDED in event else kafka.as_value(topic, event),
+            "headers": [{"key": EVENT_TIME, "value": event[ENDED].encode()}] if ENDED in event else None,
             "partition": n % 3,
             "offset": n,
             "timestamp": datetime.fromisoformat(event[TOOK]) if TOOK in event else read + n * MILLI,
@@ -151,18 +156,15 @@ class Lake:
         batches = batches[::-1] if world.backwards else batches
         return cls(logs, {r.name: fold.union([rolled(r, b) for b in batches]) for r in catalog.rollups.values()})
 
-    def read(self, declared: Any, low: datetime, high: datetime) -> DataFrame:
+    def read(self, declared: Any, low: datetime | None, high: datetime) -> DataFrame:
         """A log or a rollup whole; a view that another reads is computed for the span."""
         if isinstance(declared, View):
-            return self.answers(declared, declared.function, declared.reads, low, high)
+            return self.answers(declared, declared, low, high)
         return self.tables[declared.name]
 
-    def answers(self, view, function, reads, start: datetime, end: datetime) -> DataFrame:
+    def answers(self, view: View, way: View | Shortcut, start: datetime, end: datetime) -> DataFrame:
         spark = next(iter(self.tables.values())).sparkSession
-        low, high = start - duration(view.lookback), end + duration(view.lookahead)
-        period, bounds = fold.period(spark, start, end), fold.period(spark, low, high)
-        inputs = fold.inputs(reads, self.read, low, high, bounds, view.repeats)
-        return fold.answer(view, function, inputs, period, settled=True)
+        return fold.answers(spark, view, way, self.read, start, end, settled=True)
 
     def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:
         """By the short way, with what lies before every mark and within its lookback merged, one row of each rest of the key."""
@@ -175,7 +177,7 @@ class Lake:
 
 
 def rolled(rollup: Rollup, logs: dict[str, DataFrame]) -> DataFrame:
-    return fold.roll(rollup, {p: fold.accepted(t, logs[t.name]) for p, t in rollup.reads.items()})
+    return fold.roll(rollup, {p: fold.accepted(t, logs[t.name]) for p, t in rollup.topics.items()})
 
 
 def reads_rollups(view: View) -> bool:
@@ -199,8 +201,8 @@ def marks(view: View, world: World, whole: tuple[datetime, datetime]) -> tuple[d
 
 
 def labelled(frames: Iterable[tuple[str, str, DataFrame]]) -> pa.Table:
-    """Frames of any columns as one table, computed in one job; `way` and `name` say which is which."""
-    marked = [f.select(F.lit(way).alias("way"), F.lit(name).alias("name"), "*") for way, name, f in frames]
+    """Frames of any columns as one table, computed in one job; `_way` and `_name` say which is which."""
+    marked = [f.select(F.lit(way).alias("_way"), F.lit(name).alias("_name"), "*") for way, name, f in frames]
     whole = marked[0]
     for frame in marked[1:]:
         whole = whole.unionByName(frame, allowMissingColumns=True)
@@ -213,7 +215,10 @@ def labelled(frames: Iterable[tuple[str, str, DataFrame]]) -> pa.Table:
 def oracle(
     catalog: Catalog, sent: Mapping[str, Sequence[dict]], zone: str, start: datetime, stop: datetime
 ) -> duckdb.DuckDBPyConnection:
-    """The raw events, each once, in a table for each topic; and the `period`."""
+    """The raw events, each once, in a table for each topic; and the `period`.
+
+    That of a compacted topic has every change, with `n` (its place in Kafka), `changed` (its event time) and `ended`.
+    """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(
@@ -221,6 +226,9 @@ def oracle(
     )
     for topic in catalog.topics.values():
         events = sent[topic.name]
+        if topic.compacted:
+            changed(connection, topic, events)
+            continue
         once = list({e[topic.id]: e for e in events}.values()) if topic.id else events
         types = {c.name: c.type.replace("TIMESTAMP", "TIMESTAMPTZ") for c in topic.columns}
         types |= {TOOK: "TIMESTAMPTZ"} if topic.event_time == "kafka.timestamp" else {}
@@ -231,13 +239,25 @@ def oracle(
     return connection
 
 
+def changed(connection: duckdb.DuckDBPyConnection, topic: Topic, events: Sequence[dict]) -> None:
+    """A compacted topic's table; of a repeat the first that came is the change, and a tombstone has no id."""
+    told = [{"n": n, "changed": e.get(ENDED) or e[topic.event_time], "ended": ENDED in e, **e} for n, e in enumerate(events)]
+    once = {e.get(topic.id, f"n{e['n']}"): e for e in reversed(told)}.values() if topic.id else told
+    types = {c.name: c.type.replace("TIMESTAMP", "TIMESTAMPTZ") for c in topic.columns}
+    types |= {"n": "BIGINT", "changed": "TIMESTAMPTZ", "ended": "BOOLEAN"}
+    connection.execute(f"CREATE TABLE {topic.name} ({', '.join(f'{n} {t}' for n, t in types.items())})")
+    if once:
+        connection.register("raw", pa.Table.from_pylist([{n: e.get(n) for n in types} for e in once]))
+        connection.execute(f"INSERT INTO {topic.name} SELECT {', '.join(types)} FROM raw")
+
+
 def difference(
     law: Law, connection: duckdb.DuckDBPyConnection, found: pa.Table, way: str, name: str, period: tuple[datetime, datetime]
 ) -> list[tuple]:
     """Rows of the period that only one of the two has, `(whose, …)`; none where they agree."""
     view, answer = law.catalog.views[name], law.answers[name]
     columns = ", ".join(f'"{c[0]}"' for c in connection.execute(f"SELECT * FROM ({answer}) LIMIT 0").description)
-    ours = f"SELECT {columns} FROM found WHERE way = '{way}' AND name = '{name}'"
+    ours = f"SELECT {columns} FROM found WHERE _way = '{way}' AND _name = '{name}'"
     theirs = f"SELECT {columns} FROM ({answer})"
     if way in ("short", "coarse"):
         theirs += f" WHERE {view.time} >= '{period[0]}' AND {view.time} < '{period[1]}'"
@@ -262,13 +282,13 @@ def broken(spark: SparkSession, law: Law, world: World) -> dict[Any, Any]:
     for view in catalog.views.values():
         ways["settled", view.name] = (
             whole,
-            [settled.answers(view, view.function, view.reads, *p) for p in pieces(view, world)],
+            [settled.answers(view, view, *p) for p in pieces(view, world)],
         )
         if reads_rollups(view):  # of a log there is but one
-            ways["live", view.name] = whole, [live.answers(view, view.function, view.reads, *whole)]
+            ways["live", view.name] = whole, [live.answers(view, view, *whole)]
         if view.shortcut:
             newest = marks(view, world, whole)
-            ways["short", view.name] = newest, [live.answers(view, view.shortcut.function, view.shortcut.reads, *newest)]
+            ways["short", view.name] = newest, [live.answers(view, view.shortcut, *newest)]
             if view.shortcut.coarse:
                 ways["coarse", view.name] = newest, [live.coarse_answers(view, *newest)]
     found = labelled((*way, frame) for way, (_, frames) in ways.items() for frame in frames)
@@ -285,7 +305,7 @@ def broken(spark: SparkSession, law: Law, world: World) -> dict[Any, Any]:
     wrong: dict[Any, Any] = {
         way: only for way, (period, _) in ways.items() if (only := difference(law, connection, found, *way, period))
     }
-    one, other = (sorted((r["name"], r["row"]) for r in merged if r["way"] == way) for way in ("live", "settled"))
+    one, other = (sorted((r["_name"], r["row"]) for r in merged if r["_way"] == way) for way in ("live", "settled"))
     return wrong if one == other else wrong | {"rollups": (one, other)}
 
 

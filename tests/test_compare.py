@@ -27,6 +27,17 @@ def minutes(clicks): ...
 def hours(minutes): ...
 
 
+TABLE = replace(CLICKS, compacted=True)
+
+
+@view(reads={"clicks": TABLE.changes}, key=("hour",), time="hour", live=Live("30 seconds", "2 hours"))
+def joined(clicks): ...
+
+
+@view(reads={"clicks": TABLE}, key=("day",), time="day", live=Live("30 seconds", "2 hours"))
+def held(clicks): ...
+
+
 DAYS = replace(hours, name="days", key=("day",), time="day")
 MARKS = replace(hours, name="marks")
 
@@ -71,12 +82,18 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
     ]
     lake.append(ledger, lake.Batch("main", 7, 9), rows_of(ledger, entered))
     records = [
-        {"clicked_at": time, "kafka": {"partition": p, "offset": o}, "reject": more.get("reject"), "day": time.date()}
+        {
+            "clicked_at": time,
+            "kafka": {"partition": p, "offset": o, "value": b"{}"},
+            "reject": more.get("reject"),
+            "day": time.date(),
+        }
         for p, o, time in events
     ]
     lake.append(log, lake.Batch("main", 7, 9), rows_of(log, records))
     run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
-    catalog = Catalog({"clicks": CLICKS}, {"minutes": minutes}, {one.name: one})
+    topic = TABLE if one in (joined, held) else CLICKS
+    catalog = Catalog({"clicks": topic}, {"minutes": minutes}, {one.name: one})
     pins = {"main": lake.Pin("main", more["published"], {}, "")} if "published" in more else None
     spans = compare.spans_of_late(compare.Arrivals(spark, settings), catalog, one, one.refresh, run, [DAY], pins)
     times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
@@ -125,6 +142,11 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
         ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0, 30))], {"view": replace(DAYS, lookahead="1 hour")}, [DAY - timedelta(days=1), DAY]),
+        # a change is looked at for ever after, also one of days ago
+        ([(0, 0, at(9, 59))], {"view": joined}, [*range(9, 48)]),
+        ([(0, 0, at(10))], {"view": joined}, []),
+        ([(0, 20, at(12, 30, DAY - timedelta(days=9)))], {"view": joined, "published": 8}, [*range(-24, 48)]),
+        ([(0, 0, at(9, 59))], {"view": held}, [DAY, NEXT]),
     ],
 )
 def test_rows_that_late_events_explain(spark, tmp_path, events, more, hours_):

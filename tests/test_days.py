@@ -104,7 +104,28 @@ def closes(prices): ...
 def moves(closes, others): ...
 
 
+USERS = Topic("users", "name", 1, "name STRING NOT NULL, at TIMESTAMP NOT NULL", "at", compacted=True)
+
+
+@view(reads={"prices": PRICES, "users": USERS.changes}, key=("at",), time="at", lookahead="10 minutes")
+def owned(prices, users): ...
+
+
+@view(reads={"users": USERS}, key=("day",), time="day")
+def people(users): ...
+
+
 CLOSES = catalog([type("closes", (), {"prices": PRICES, "others": OTHERS, "closes": closes, "moves": moves})])
+OWNED = catalog([type("owned", (), {"prices": PRICES, "users": USERS, "owned": owned})])
+PEOPLE = catalog([type("people", (), {"users": USERS, "people": people})])
+
+
+def test_where_a_view_reads_a_table_a_chunk_is_a_month_at_most(settings, monkeypatch):
+    monkeypatch.setattr(lake.Table, "exists", False)
+    days = [date(2026, 1, 1) + timedelta(days=n) for n in range(365)]
+    found = [(date.fromisoformat(b) - date.fromisoformat(a)).days + 1 for a, b in settle.chunks_of(settings, PEOPLE, days)]
+    assert (max(found), sum(found)) == (31, 365)
+    assert len(settle.chunks_of(settings, OWNED, days)) == 1  # a view of changes is asked at once
 
 
 def test_margins_on_the_way_from_an_event_to_a_row_add_up():
@@ -139,3 +160,17 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     has_read_it = replace(run, pins={"main": Pin("main", 7, {}, "")})
     monkeypatch.setattr(lake, "runs", lambda _: [has_read_it])
     assert settle.stale(settings, CLOSES) == []
+
+
+@pytest.mark.parametrize(("of", "again"), [(PEOPLE, [2, 3, 4, 5]), (OWNED, [1, 2, 3, 4, 5])])
+def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_again(settings, monkeypatch, of, again):
+    # Of a table's log no file says its times, so what looks ahead of the day may look at any of its changes.
+    file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/users" else [])
+    run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, {}, "")})
+    run.tables, run.published = {"any": {"published": "2026-11-06T01:00:00+00:00"}}, "2026-11-06T01:00:00+00:00"
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    assert [d.day for d in settle.stale(settings, of)] == again
+    run.pins = {"main": Pin("main", 7, {}, "")}
+    assert settle.stale(settings, of) == []

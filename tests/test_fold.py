@@ -506,7 +506,7 @@ def test_inputs_are_cut_to_the_period_typed_once_and_merged(spark):
     rows = fold.roll(everything, {"views": fold.accepted(WIDE, log)})
     tables = {"wide": log, "everything": rows.unionByName(rows)}
     bounds = spark.createDataFrame([(START, END)], "start TIMESTAMP, end TIMESTAMP")
-    found = fold.inputs({"events": WIDE, "panes": everything}, lambda d, low, high: tables[d.name], START, END, bounds)
+    found = fold.inputs({"events": WIDE, "panes": everything}, lambda d, low, high: tables[d.name], START, END, bounds, bounds)
     assert [(r["id"], r["page"]) for r in found["events"].collect()] == [("in", "/first")]
     assert sorted(r["page"] for r in found["panes"].collect()) == ["/again", "/first"]
     assert found["events"].columns == [c.name for c in WIDE.columns]
@@ -532,6 +532,169 @@ def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spar
     assert str(found["over_broken"]) == "over_broken reads broken, which failed"
     assert found["sound"].fieldNames() == ["page", "hour", "settled", "day"]
     assert found["wide"].fieldNames()[-3:] == ["kafka", "reject", "day"]
+
+
+# ------------------------------------------------------------------------------------------------- tables and their changes
+
+USERS = Topic(
+    "users",
+    key="name",
+    partitions=2,
+    schema="name STRING NOT NULL, address STRING NOT NULL, changed_at TIMESTAMP NOT NULL",
+    event_time="changed_at",
+    compacted=True,
+)
+NUMBERED = Topic(
+    "numbered",
+    key="number",
+    partitions=2,
+    schema="id STRING NOT NULL, number BIGINT NOT NULL, changed_at TIMESTAMP NOT NULL",
+    id="id",
+    event_time="changed_at",
+    compacted=True,
+)
+
+
+def user(name: str, address: str, minute: int) -> bytes:
+    return json.dumps({"name": name, "address": address, "changed_at": f"2026-11-18T11:{minute:02d}:00Z"}).encode()
+
+
+def placed(spark, *rows):
+    """Kafka records, from (key, value, partition, offset) and, of some, the header `event_time`."""
+    whole = [
+        ("users", key, value, partition, offset, NOON + offset * MILLI, [("event_time", told[0])] if told else None)
+        for key, value, partition, offset, *told in rows
+    ]
+    return spark.createDataFrame(whole, RECORDS)
+
+
+def test_a_tombstone_is_accepted_with_kafkas_key_and_the_time_of_its_header_or_of_kafka(spark):
+    records_ = placed(spark, (b"ann", None, 0, 0), (b"bob", None, 0, 1, b"2026-11-17T10:00:00+01:00"))
+    rows = fold.judged(USERS, records_).orderBy("kafka.offset").toArrow().to_pylist()
+    assert [(r["name"], r["address"], r["changed_at"], r["reject"], r["event_time"], r["day"]) for r in rows] == [
+        ("ann", None, None, None, NOON, date(2026, 11, 18)),
+        ("bob", None, None, None, datetime(2026, 11, 17, 9, tzinfo=UTC), date(2026, 11, 17)),
+    ]
+
+
+def test_what_ends_no_key_or_is_under_another_one_is_rejected(spark):
+    event = b'{"id": "e", "number": 7, "changed_at": "2026-11-18T11:00:00Z"}'
+    cases = {
+        (b"7", event): None,
+        (b"7", None): None,
+        (b"8", event): "number: Kafka's key is another one",
+        (None, event): "number: Kafka's key is another one",
+        (b"7", b""): "empty value",
+        (None, None): "number: wanted BIGINT as Kafka's key of a tombstone",
+        (b"007", None): "number: wanted BIGINT as Kafka's key of a tombstone",
+        (b"seven", None): "number: wanted BIGINT as Kafka's key of a tombstone",
+        (b"\xff", None): "number: wanted BIGINT as Kafka's key of a tombstone",
+        (b"7", None, b"yesterday"): "header event_time: wanted TIMESTAMP (ISO 8601 with a zone)",
+        (b"7", None, b"2026-11-17T10:00:00"): "header event_time: wanted TIMESTAMP (ISO 8601 with a zone)",
+        (b"7", None, b"1999-12-31T23:59:59Z"): "event time is before the year 2000",
+        (b"7", None, b"2026-11-18T12:06Z"): "event time is more than 5 minutes after Kafka's timestamp",
+    }
+    rows = [(key, value, 0, n, *told) for n, (key, value, *told) in enumerate(cases)]
+    found = fold.judged(NUMBERED, placed(spark, *rows)).orderBy("kafka.offset").toArrow().to_pylist()
+    assert [r["reject"] for r in found] == list(cases.values())
+    assert [r["number"] for r in found[:2]] == [7, 7]
+
+
+def before(spark, end: datetime):
+    return spark.createDataFrame([(OLD, end)], "start TIMESTAMP, end TIMESTAMP")
+
+
+OLD = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def table_of(spark, topic: Topic, end: datetime, *rows) -> list[tuple]:
+    log = fold.judged(topic, placed(spark, *rows))
+    found = fold.table(topic, fold.changes(topic, log, before(spark, end)))
+    assert found.columns == [c.name for c in topic.columns]
+    return sorted(tuple(r.values())[:2] for r in found.toArrow().to_pylist())
+
+
+def test_a_table_has_the_last_row_of_each_key_and_no_key_that_ended(spark):
+    rows = (
+        (b"ann", user("ann", "Ulm", 1), 0, 0),
+        (b"bob", user("bob", "Ulm", 2), 1, 0),
+        (b"ann", user("ann", "Jena", 3), 0, 1),
+        (b"eve", user("eve", "Kiel", 4), 0, 2),
+        (b"eve", None, 0, 3, b"2026-11-18T11:05:00Z"),
+        (b"bob", None, 1, 1, b"2026-11-18T11:06:00Z"),
+        (b"bob", user("bob", "Bonn", 7), 1, 2),  # and came back
+    )
+    minute = lambda n: NOON.replace(hour=11, minute=n)  # noqa: E731
+    assert table_of(spark, USERS, minute(8), *rows) == [("ann", "Jena"), ("bob", "Bonn")]
+    assert table_of(spark, USERS, minute(7), *rows) == [("ann", "Jena")]  # the end is exclusive
+    assert table_of(spark, USERS, minute(5), *rows) == [("ann", "Jena"), ("bob", "Ulm"), ("eve", "Kiel")]
+    assert table_of(spark, USERS, minute(1), *rows) == []
+
+
+def test_a_table_keeps_what_kafkas_compaction_keeps_also_when_time_runs_otherwise(spark):
+    # The offset decides within a partition, whatever the events say; of two partitions what Kafka took last.
+    assert table_of(
+        spark,
+        USERS,
+        NOON,
+        (b"ann", user("ann", "later", 9), 0, 5),
+        (b"ann", user("ann", "last", 1), 0, 6),
+        (b"bob", user("bob", "moved away", 9), 0, 7),
+        (b"bob", user("bob", "moved in", 1), 1, 8),
+    ) == [("ann", "last"), ("bob", "moved in")]
+
+
+def test_changes_are_every_accepted_record_a_repeat_once_and_each_tombstone(spark):
+    one, two = (f'{{"id": "{i}", "number": 7, "changed_at": "2026-11-18T11:00:0{i}Z"}}'.encode() for i in (1, 2))
+    rows = ((b"7", one, 0, 0), (b"7", None, 0, 1), (b"7", two, 0, 2), (b"7", None, 0, 3), (b"7", one, 0, 4), (b"7", b"{", 0, 5))
+    log = fold.judged(NUMBERED, placed(spark, *rows))
+    found = fold.changes(NUMBERED, log, before(spark, NOON + SECOND))
+    assert found.columns == ["id", "number", "changed_at", "event_time", "tombstone", "kafka"]
+    assert [(r["id"], r["tombstone"], r["kafka"]["offset"]) for r in found.orderBy("kafka.offset").collect()] == [
+        ("1", False, 0),
+        (None, True, 1),
+        ("2", False, 2),
+        (None, True, 3),
+    ]
+
+
+def test_a_view_of_a_table_is_asked_day_by_day_however_many_days_are_computed_at_once(spark):
+    #   [17th ------ Ulm I)[18th ------ Jena I)
+    def people(users, period):
+        return users.crossJoin(period.select(functions.day("start").alias("day")))
+
+    declared = view(reads={"users": USERS}, key=("name", "day"), time="day")(people)
+    rows = ((b"ann", None, 0, 0, b"2026-11-16T00:00:00Z"), (b"ann", user("ann", "Jena", 1), 0, 2))
+    ulm = user("ann", "Ulm", 1).replace(b"2026-11-18", b"2026-11-17")
+    log = fold.judged(USERS, placed(spark, rows[0], (b"ann", ulm, 0, 1), rows[1]))
+    found = fold.answers(spark, declared, declared, lambda *_: log, START, datetime(2026, 11, 19, tzinfo=UTC), settled=True)
+    assert sorted((str(r["day"]), r["address"]) for r in found.collect()) == [("2026-11-17", "Ulm"), ("2026-11-18", "Jena")]
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("UTC", (24, 24, 6)), ("Europe/Berlin", (22, 25, 7))])
+def test_days_of_a_period_end_at_midnight_of_the_business_zone(spark, zone, hours):
+    start = datetime(2026, 10, 24, tzinfo=UTC)
+    spark.conf.set("spark.tidemark.zone", zone)
+    try:
+        found = list(fold.days_of(start, start + timedelta(hours=54)))
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
+    assert tuple((b - a) // timedelta(hours=1) for a, b in found) == hours
+    assert [a for a, _ in found[1:]] == [b for _, b in found[:-1]]
+
+
+def test_a_rollup_over_changes_is_handed_tombstones_too(spark):
+    def seen(changes):
+        return changes.groupBy("name", functions.pane("event_time", "1 minute").alias("minute")).agg(
+            functions.distinct(functions.position()).alias("changes"), F.max("tombstone").alias("ended")
+        )
+
+    declared = rollup(
+        reads={"changes": USERS.changes}, key=("name", "minute"), time="minute", merge={"changes": "distinct", "ended": "max"}
+    )(seen)
+    log = fold.judged(USERS, placed(spark, (b"ann", user("ann", "Ulm", 0), 0, 0), (b"ann", None, 0, 1)))
+    found = fold.merge(declared, fold.roll(declared, {"changes": fold.accepted(USERS, log)}))
+    assert sorted((r["minute"].minute, r["ended"]) for r in found.collect()) == [(0, False), (0, True)]
 
 
 def test_spans_of_ledger_rows_are_by_topic_and_partition():

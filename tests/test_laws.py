@@ -73,9 +73,16 @@ def test_a_sample_is_accepted_drawn_again_by_the_same_seed_and_repeats_itself_ex
     if topic.id:
         assert all(one == other for one in drawn for other in drawn if one[topic.id] == other[topic.id])
         assert len({event[topic.id] for event in drawn}) > 20
+    ends = [topic.compacted and set(event) == {topic.key} for event in drawn]  # which `produce` makes a tombstone
     rows = [
-        {"value": kafka.as_value(topic, event), "partition": 0, "offset": n, "timestamp": NOON + timedelta(seconds=10)}
-        for n, event in enumerate(drawn)
+        {
+            "key": kafka.key_of(topic, event),
+            "value": None if end else kafka.as_value(topic, event),
+            "partition": 0,
+            "offset": n,
+            "timestamp": NOON + timedelta(seconds=10),
+        }
+        for n, (event, end) in enumerate(zip(drawn, ends, strict=True))
     ]
     log = fold.judged(topic, spark.createDataFrame(pa.Table.from_pylist(rows, RECORDS)))
     assert log.select("reject").distinct().toArrow().to_pylist() == [{"reject": None}]

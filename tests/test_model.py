@@ -19,6 +19,10 @@ from tidemark.model import (
     comment,
     duration,
     expect,
+    fingerprint,
+    needed,
+    readers,
+    remembered,
     rollup,
     sources,
     streams_of,
@@ -96,6 +100,31 @@ TOPICS = {
     "platform column event_time": (lambda: topic(schema="page STRING, event_time TIMESTAMP"), "column event_time is a name that"),
 }
 
+TOPICS |= {
+    "changes of a topic that is not compacted": (
+        lambda: topic().changes,
+        "changes of a topic that is not compacted; read the topic itself",
+    ),
+    "compacted without a key": (lambda: topic(key=None, compacted=True), "a compacted topic is a table and needs a key"),
+    "compacted by what may be null": (lambda: topic(compacted=True), "key page of a compacted topic may be null in the schema"),
+    "compacted by an instant": (
+        lambda: topic(key="at", compacted=True),
+        "key at of a compacted topic is TIMESTAMP; a tombstone has but Kafka's key, which is read as one of STRING, INT, BIGINT",
+    ),
+    "compacted lines": (
+        lambda: topic(schema="line STRING NOT NULL", key="line", event_time="kafka.timestamp", format="text", compacted=True),
+        "a compacted topic of lines is no table",
+    ),
+    "compacted and forgotten": (
+        lambda: topic(key="event_id", compacted=True, keep="30 days"),
+        "keep='30 days' would make the table forget keys",
+    ),
+    "platform column tombstone": (
+        lambda: topic(schema="page STRING, tombstone INT, at TIMESTAMP"),
+        "column tombstone is a name that the platform",
+    ),
+}
+
 ROLLUPS = {
     "sum": (lambda: panes(merge={"views": "sum"}), "column views merges by sum; merges are min, max, latest, distinct"),
     "argument of min": (lambda: panes(merge={"views": "min(by=at)"}), "merges by min(by=at); min takes no argument"),
@@ -130,6 +159,14 @@ ROLLUPS = {
     "two streams": (
         lambda: panes(lambda views, alarms: views, reads={"views": VIEWS, "alarms": ALARMS}),
         "its topics belong to different streams (alarms, main); they must share one",
+    ),
+}
+
+USERS = topic("users", key="event_id", compacted=True)
+ROLLUPS |= {
+    "reads a table": (
+        lambda: panes(lambda users: users, reads={"users": USERS}),
+        "reads users as a table, which is another one later, so its rows do not merge; read the topic's changes",
     ),
 }
 
@@ -176,8 +213,19 @@ def second_live_way():
         declared.live(every="5 seconds", back="10 minutes", reads={"panes": PANES})(named(name, lambda panes: panes))
 
 
+VIEW |= {
+    "reads a table by the hour": (
+        lambda: hours(lambda users: users, reads={"users": USERS}),
+        "reads users as a table, which is as of the end of a day, but its time is hour; make its time day, or read the changes",
+    ),
+}
+
 LIVE = Live(every="30 seconds", back="2 hours")
 LIVE_WAYS = {
+    "reads a table by the hour": (
+        lambda: live_way(lambda users: users, LIVE, reads={"users": USERS}),
+        "now: reads users as a table, which is as of the end of a day",
+    ),
     "of a view that is not live": (lambda: live_way(), "now: the view is not live; give it live=Live("),
     "a second one": (second_live_way, "second: the view has a live way already"),
     "parameter not read": (lambda: live_way(lambda panes, at: panes, LIVE), "now: parameter at is not in reads (panes)"),
@@ -325,3 +373,30 @@ def test_importing_the_model_imports_neither_spark_nor_delta_nor_great_expectati
     heavy = ["pyspark", "delta", "deltalake", "great_expectations", "pandas", "pyarrow", "duckdb", "confluent_kafka"]
     said = f"import sys, tidemark.model, tidemark.settings; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_compacted_topic_is_a_table_and_its_changes_are_a_stream():
+    def counted(changes):
+        return changes
+
+    def joined(users, views, panes):
+        return views
+
+    counting = rollup(reads={"changes": USERS.changes}, key=("page", "minute"), time="minute", merge={"seen": "distinct"})(
+        counted
+    )
+    everything = {"users": USERS, "views": VIEWS, "panes": counting}
+    daily = view(reads=everything, key=("page", "day"), time="day")(joined)
+    by_hour = hours(lambda changes, days: changes, reads={"changes": USERS.changes, "days": daily})
+    assert counting.topics == {"changes": USERS} and counting.stream == "main"
+    assert [s.name for s in sources(by_hour)] == ["users", "joined"]
+    assert (remembered(daily), remembered(by_hour)) == ({"users": USERS}, {"users": USERS})
+    assert (remembered(counting), remembered(HOURS)) == ({}, {})
+    found = catalog([pipeline("a", USERS, VIEWS, counting, daily, by_hour)])
+    assert found.names == ("users", "page_views", "counted", "joined", "some_hours")
+    assert readers(found, ["users"]) == {"counted", "joined", "some_hours"}
+    assert needed(found, ["some_hours"]) == set(found.names)
+    told = named("told", lambda users: users)
+    as_table = view(reads={"users": USERS}, key=("day",), time="day")(told)
+    as_stream = view(reads={"users": USERS.changes}, key=("day",), time="day")(told)
+    assert fingerprint(as_table) != fingerprint(as_stream)

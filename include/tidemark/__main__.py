@@ -481,7 +481,7 @@ def produce(
     config = settings()
     try:
         if file is not None:
-            events = kafka.from_file(declared, file)
+            events: Iterator[kafka.Sent] = kafka.from_file(declared, file)
         else:
             whole = day_of(day, "--day") if day else None
             events = kafka.sample(declared, seed=seed, count=count or (100_000 if whole else None), day=whole, zone=config.tz)

@@ -12,7 +12,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from tidemark import fold, functions, lake
-from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed
+from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,6 +25,7 @@ FEW = 50_000
 """So many rows of a table that differ are kept in memory while they are counted and shown; more are computed again."""
 COUNTS = ("rows", "missing", "extra", "changed", "late", "unexplained")
 DAY, HOUR, MOMENT = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
+NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 Pins = Mapping[str, lake.Pin]
 
@@ -74,16 +75,19 @@ class Arrivals:
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self.spark, self.settings = spark, settings
-        self.known: dict[tuple[str, tuple[date, ...]], DataFrame] = {}
+        self.known: dict[tuple[str, bool, tuple[date, ...]], DataFrame] = {}
 
-    def of(self, topic: Topic, days: Collection[date]) -> DataFrame:
-        """The accepted events of a topic on some days: `at` (event time) and `batch` (`seq`, `stream_time`, `finished_at`)."""
-        asked = topic.name, tuple(sorted(days))
+    def of(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
+        """The accepted events of a topic on some days: `at` (event time) and `batch` (`seq`, `stream_time`, `finished_at`).
+
+        With `earlier` those of every day before too; of them, what came before the first of `days` has no batch.
+        """
+        asked = topic.name, earlier, tuple(sorted(days))
         if asked not in self.known:
-            self.known[asked] = self.read(topic, days).persist()
+            self.known[asked] = self.read(topic, days, earlier).persist()
         return self.known[asked]
 
-    def read(self, topic: Topic, days: Collection[date]) -> DataFrame:
+    def read(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
         # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
@@ -91,7 +95,9 @@ class Arrivals:
         batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
             "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
         )
-        log = lake.read(self.spark, lake.table(self.settings, topic), days=days).where(F.col("reject").isNull())
+        table = lake.table(self.settings, topic)
+        looked_at = {f.day for f in table.files() if f.day and f.day <= max(days)} if earlier else days
+        log = lake.read(self.spark, table, days=looked_at).where(F.col("reject").isNull())
         events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
         # Each event after its batch, in order: a join by ranges would hold every event against every batch.
         order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
@@ -172,6 +178,7 @@ def spans_of_late(
     `every`, nor, where marks are computed again once they are `back` old, one that stream time is not past by twice that.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
+    A row that reads a table, or joins with a topic's changes, looks at every change before it.
     It does not say that the event is why: a fault in a row beside late events is taken for late.
     """
     assert isinstance(declared, View)
@@ -179,9 +186,10 @@ def spans_of_late(
     if declared.time == "day":
         length = timedelta(0)
     around = {d + n * DAY for d in days for n in range(-behind // DAY, -(-ahead // DAY) + 1)}
+    for_ever = remembered(declared)
     at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
-        came = arrivals.of(topic, around)
+        came = arrivals.of(topic, around, earlier=topic.name in for_ever)
         lacking = batch["seq"] > (run.pins[topic.stream].seq if topic.stream in run.pins else -1)
         if pins is None:
             back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
@@ -193,6 +201,7 @@ def spans_of_late(
             lacking |= batch["seq"] > pins[topic.stream].seq
         hours = came.where(lacking).groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
         start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
+        end = F.lit(NEVER) if topic.name in for_ever else end
         found.append(hours.select(start.alias("start"), end.alias("end")))
     return fold.union(found)
 

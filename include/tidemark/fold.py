@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
+from zoneinfo import ZoneInfo
 
 from pyspark.sql import functions as F
 
 from tidemark import functions
-from tidemark.model import Catalog, Column, DeclarationError, Declared, Rollup, Topic, View, duration
+from tidemark.model import (
+    EVENT_TIME,
+    Catalog,
+    Changes,
+    Column,
+    DeclarationError,
+    Declared,
+    Rollup,
+    Shortcut,
+    Source,
+    Topic,
+    View,
+    duration,
+    is_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
@@ -24,6 +39,7 @@ ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)$"
 MILLIS_OF_YEAR_10000 = 253_402_300_800_000
 # What Spark calls year 0 or year 10000 no other reader of the lake can hold.
 FIRST, LAST = "0001-01-01", "9999-12-31"
+ZONED = " (ISO 8601 with a zone)"
 HEADERS = "array<struct<key:string,value:binary>>"
 COMMENTS = {
     "day": "the business day",
@@ -40,8 +56,9 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     """Kafka records (Spark's columns: key, value, partition, offset, timestamp, headers) as rows of the topic's log.
 
     Columns: the topic's own (null where rejected), `kafka`, `reject` (null where accepted), `event_time`, `day`.
-    One row for each record, always: a record that cannot be read has its bytes and the reason. JSON types are compared,
-    nothing is bent. Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
+    One row for each record, always: a record that cannot be read has its bytes and the reason. A tombstone of a compacted
+    topic is accepted: it has Kafka's key as its key, and null everywhere else. JSON types are compared, nothing is bent.
+    Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
     """
     if topic.format == "text":
         return judged_lines(topic, records)
@@ -58,7 +75,7 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     whole = F.expr("try_variant_get(_json, '$[1]', 'bigint') = _hash AND variant_get(_json, '$[2]') IS NULL")
     typed = parsed.withColumn("_type", F.expr("schema_of_variant(variant_get(_json, '$[0]'))")).withColumn(
         "_broken",
-        F.when(F.col("kafka.value").isNull(), "no value")
+        F.when(F.col("kafka.value").isNull(), F.lit(None) if topic.compacted else "no value")
         .when(F.col("_size") == 0, "empty value")
         .when(F.col("_size") > topic.largest_event, f"larger than {topic.largest_event} bytes")
         .when(~F.expr("is_valid_utf8(cast(kafka.value AS string))"), "not UTF-8")
@@ -74,7 +91,41 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
         *(F.coalesce(F.expr(f"schema_of_variant(_v_{c.name})"), F.lit("MISSING")).alias(f"_t_{c.name}") for c in topic.columns),
     )
     typed = typed.select("*", *(read_as(c).alias(c.name) for c in topic.columns))
-    return timed(topic, typed, [F.col("_broken"), *(problem(c) for c in topic.columns)])
+    problems = [F.col("_broken"), *(problem(c) for c in topic.columns)]
+    return timed(topic, *((typed, problems) if not topic.compacted else keyed(topic, typed, problems)))
+
+
+def keyed(topic: Topic, typed: DataFrame, problems: list[Expression]) -> tuple[DataFrame, list[Expression]]:
+    """A compacted topic's records: a tombstone gets Kafka's key, any other must have it, for Kafka compacts by that one."""
+    column = next(c for c in topic.columns if c.name == topic.key)
+    text = F.col("kafka.key").cast("string")
+    key = F.when(F.expr("is_valid_utf8(cast(kafka.key AS string))"), text.try_cast(column.type))
+    other = ~text.eqNullSafe(F.col(column.name).cast("string"))
+    said = F.filter("kafka.headers", lambda h: h["key"] == EVENT_TIME)
+    typed = typed.withColumn(column.name, F.when(tombstone(), key).otherwise(F.col(column.name)))
+    return typed, [
+        F.when(tombstone() & (key.isNull() | other), f"{column.name}: wanted {column.type} as Kafka's key of a tombstone"),
+        F.when(tombstone() & (F.size(said) > 0) & told_time().isNull(), f"header {EVENT_TIME}: wanted TIMESTAMP{ZONED}"),
+        *(F.when(~tombstone(), p) for p in problems),
+        F.when(other, f"{column.name}: Kafka's key is another one"),
+    ]
+
+
+def tombstone() -> Expression:
+    """Whether a record of a compacted topic has no value."""
+    return F.col("kafka.value").isNull()
+
+
+def ended() -> Expression:
+    """Whether a row of a log is an accepted tombstone."""
+    return F.col("reject").isNull() & tombstone()
+
+
+def told_time() -> Expression:
+    """The instant that a record's header `event_time` tells, null where there is none or it is not ISO 8601 with a zone."""
+    told = F.get(F.filter("kafka.headers", lambda h: h["key"] == EVENT_TIME), F.lit(0))["value"]
+    text = F.when(F.is_valid_utf8(told.cast("string")), told.cast("string"))
+    return instant_of(F.when(text.rlike(ISO), text))
 
 
 def judged_lines(topic: Topic, records: DataFrame) -> DataFrame:
@@ -147,10 +198,14 @@ def read_as(column: Column) -> Expression:
         date = F.expr(f"try_cast(try_variant_get({value}, '$', 'string') AS date)")
         return F.when(text & get("string").rlike(r"^\d{4}-\d\d-\d\d$") & (date >= F.lit(FIRST).cast("date")), date)
     epoch = F.when(F.abs(get("bigint")) < MILLIS_OF_YEAR_10000, F.timestamp_millis(get("bigint")))
-    with_seconds = F.regexp_replace(get("string"), r"^(.{16})(Z|[+-])", "$1:00$2")
-    instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), F.try_to_timestamp(with_seconds))
+    instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), instant_of(get("string")))
     first, last = (F.lit(f"{d}Z").cast("timestamp") for d in (f"{FIRST} 00:00:00", f"{LAST} 23:59:59.999999"))
     return F.when(instant.between(first, last), instant)
+
+
+def instant_of(text: Expression) -> Expression:
+    """The instant that a text in ISO 8601 tells, with seconds or without."""
+    return F.try_to_timestamp(F.regexp_replace(text, r"^(.{16})(Z|[+-])", "$1:00$2"))
 
 
 def problem(column: Column) -> Expression:
@@ -179,8 +234,12 @@ def log_schema(topic: Topic) -> str:
 
 
 def accepted(topic: Topic, log: DataFrame) -> DataFrame:
-    """What a rollup reads: the accepted records of a log (or of `judged` rows), typed columns and `kafka`."""
-    return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), "kafka")
+    """What a rollup reads: the accepted records of a log (or of `judged` rows), typed columns and `kafka`.
+
+    Of a compacted topic these are its changes, which have `event_time` and `tombstone` (BOOLEAN) beside.
+    """
+    told = [event_time(topic).alias("event_time"), tombstone().alias("tombstone")] if topic.compacted else []
+    return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), *told, "kafka")
 
 
 def spans(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
@@ -202,7 +261,8 @@ def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]]) ->
 
 
 def event_time(topic: Topic) -> Expression:
-    return F.expr(topic.event_time).cast("timestamp")
+    own = F.expr(topic.event_time).cast("timestamp")
+    return own if not topic.compacted else F.when(tombstone(), F.coalesce(told_time(), "kafka.timestamp")).otherwise(own)
 
 
 def once(topic: Topic, events: DataFrame) -> DataFrame:
@@ -213,6 +273,39 @@ def once(topic: Topic, events: DataFrame) -> DataFrame:
     order = F.struct("kafka.timestamp", "kafka.partition", "kafka.offset")
     first = events.groupBy(topic.id).agg(F.min_by(F.struct(*(n for n in names if n != topic.id)), order).alias("_first"))
     return first.select(*(topic.id if n == topic.id else F.col(f"_first.{n}").alias(n) for n in names))
+
+
+def changes(topic: Topic, log: DataFrame, period: DataFrame) -> DataFrame:
+    """A compacted topic as a stream: every accepted record before the end of a period, from the first on.
+
+    Columns: the topic's own (of a tombstone all but the key are null), `event_time`, `tombstone`, and `kafka` with partition,
+    offset and timestamp. Distinct by the topic's `id`, as any topic is; tombstones have none, and each counts.
+    """
+    place = F.struct(*(F.col(f"kafka.{n}").alias(n) for n in ("partition", "offset", "timestamp")))
+    rows = accepted(topic, log).withColumn("kafka", place)
+    end = period.select(F.col("end").alias("_end"))
+    rows = rows.join(F.broadcast(end), on=F.col("event_time") < F.col("_end"), how="leftsemi")
+    if topic.id is None:
+        return rows
+    order = F.struct("kafka.timestamp", "kafka.partition", "kafka.offset")
+    apart = F.when(F.col("tombstone"), order).alias("_tombstone")
+    rest = [n for n in rows.columns if n != topic.id]
+    first = rows.groupBy(topic.id, apart).agg(F.min_by(F.struct(*rest), order).alias("_first"))
+    return first.select(*(topic.id if n == topic.id else F.col(f"_first.{n}").alias(n) for n in rows.columns))
+
+
+def table(topic: Topic, changed: DataFrame) -> DataFrame:
+    """A compacted topic as a table: the last row of each key, without the keys whose last record is a tombstone.
+
+    The last is the one that Kafka's compaction keeps, the greatest offset of its partition; of a key that has moved to
+    another partition the one that Kafka took last.
+    """
+    assert topic.key
+    row = F.struct(*(c for c in changed.columns if c != topic.key))
+    of_partition = changed.groupBy(topic.key, "kafka.partition").agg(F.max_by(row, "kafka.offset").alias("_row"))
+    order = F.struct("_row.kafka.timestamp", "_row.kafka.partition")
+    last = of_partition.groupBy(topic.key).agg(F.max_by("_row", order).alias("_row")).where(~F.col("_row.tombstone"))
+    return last.select(*(c.name if c.name == topic.key else F.col(f"_row.{c.name}").alias(c.name) for c in topic.columns))
 
 
 # ------------------------------------------------------------------------------------------------------ events → rows
@@ -354,15 +447,12 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
         try:
             if isinstance(declared, Topic):
                 whole = nothing(spark, log_schema(declared))
-                frames[declared.name] = accepted(declared, whole)
+            elif isinstance(declared, Rollup):
+                whole = roll(declared, {p: accepted(t, frames[t.name]) for p, t in declared.topics.items()})
             else:
-                inputs = {p: frames[s.name] for p, s in declared.reads.items()}
-                if isinstance(declared, Rollup):
-                    whole = roll(declared, inputs)
-                    frames[declared.name] = whole.drop("day")
-                else:
-                    whole = answer(declared, declared.function, inputs, bounds, settled=False)
-                    frames[declared.name] = whole.drop("settled", *(() if declared.time == "day" else ("day",)))
+                handed = {p: handed_in(s, frames[s.name], bounds, bounds) for p, s in declared.reads.items()}
+                whole = answer(declared, declared.function, handed, bounds, settled=False)
+            frames[declared.name] = whole
             yield declared, described(declared, schema_of(whole))
         except Exception as error:
             missing = error.args and error.args[0] in catalog.names
@@ -387,27 +477,75 @@ def described(declared: Declared, schema: StructType) -> StructType:
     return StructType(fields)
 
 
-Read = Callable[[Declared, datetime, datetime], "DataFrame"]
+Read = Callable[[Declared, datetime | None, datetime], "DataFrame"]
+"""A table's rows of at least `[low, high)`, all before `high` where `low` is None: of a topic its log, of a rollup any rows
+that merge, of a view what is written."""
+
+
+def handed_in(source: Source, rows: DataFrame, bounds: DataFrame, period: DataFrame, repeats: bool = False) -> DataFrame:
+    """What a view's function is handed of one source: topics are typed and distinct by `id` (or with their `repeats`), rollups
+    merged, views as they are, of the time in `bounds`. Of a topic's changes all that come before the end of `bounds`; a table as
+    of the end of `period`.
+    """
+    if isinstance(source, Changes):
+        return changes(source.topic, rows, bounds)
+    if isinstance(source, Topic) and source.compacted:
+        return table(source, changes(source, rows, period))
+    if isinstance(source, Topic):
+        events = accepted(source, rows).withColumn("_event_time", event_time(source))
+        held = within(events, "_event_time", bounds).drop("_event_time")
+        return held if repeats else once(source, held)
+    if isinstance(source, Rollup):
+        return merge(source, within(rows, source.time, bounds))
+    rows = within(rows, source.time, bounds).drop("settled")
+    return rows if source.time == "day" else rows.drop("day")
 
 
 def inputs(
-    reads: Mapping[str, Declared], read: Read, low: datetime, high: datetime, bounds: DataFrame, repeats: Sequence[str] = ()
+    reads: Mapping[str, Source],
+    read: Read,
+    low: datetime,
+    high: datetime,
+    bounds: DataFrame,
+    period: DataFrame,
+    repeats: Sequence[str] = (),
 ) -> dict[str, DataFrame]:
-    """What a view's function is handed, by parameter: the rows of `[low, high)` from `bounds`, a one-row frame of the two.
+    """What a view's function is handed, by parameter: of `[low, high)`, from `bounds`, a one-row frame of the two.
 
-    Topics are typed and distinct by `id` (those named in `repeats` only typed), rollups merged, views as they are. `read`
-    gives a table's rows of at least that span: of a topic its log, of a rollup any rows that merge.
+    Tables are as of the end of `period`, a one-row frame too; they and changes are read from the beginning. Topics named in
+    `repeats` come with theirs.
     """
     found = {}
     for parameter, source in reads.items():
-        rows = read(source, low, high)
-        if isinstance(source, Topic):
-            events = accepted(source, rows).withColumn("_event_time", event_time(source))
-            held = within(events, "_event_time", bounds).drop("_event_time")
-            found[parameter] = held if parameter in repeats else once(source, held)
-        elif isinstance(source, Rollup):
-            found[parameter] = merge(source, within(rows, source.time, bounds))
+        if isinstance(source, Changes) or is_table(source):
+            rows = read(source.topic if isinstance(source, Changes) else source, None, high)
         else:
-            rows = within(rows, source.time, bounds).drop("settled")
-            found[parameter] = rows if source.time == "day" else rows.drop("day")
+            rows = read(source, low, high)
+        found[parameter] = handed_in(source, rows, bounds, period, parameter in repeats)
     return found
+
+
+def answers(
+    spark: SparkSession, view: View, way: View | Shortcut, read: Read, start: datetime, end: datetime, settled: bool
+) -> DataFrame:
+    """A view's rows of `[start, end)` by a way to them, itself or its live one: what live, nights and replays run.
+
+    A view that reads a table is asked day by day, so that its rows do not depend on how many days are computed at once.
+    """
+    frames = []
+    for since, until in days_of(start, end) if any(map(is_table, way.reads.values())) else [(start, end)]:
+        low, high = since - duration(view.lookback), until + duration(view.lookahead)
+        asked = period(spark, since, until)
+        handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats)
+        frames.append(answer(view, way.function, handed, asked, settled))
+    return union(frames)
+
+
+def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """`[start, end)` cut at each midnight of the business zone."""
+    zone = ZoneInfo(functions.zone())
+    while start < end:
+        midnight = datetime.combine(start.astimezone(zone).date() + timedelta(days=1), datetime.min.time(), zone)
+        until = min(end, midnight.astimezone(start.tzinfo))
+        yield start, until
+        start = until

@@ -1,16 +1,17 @@
-"""What the author of a pipeline uses beside PySpark: exact distinct counts that merge, panes, business days, checks of a log."""
+"""What the author of a pipeline uses beside PySpark: exact distinct counts that merge, panes, business days, checks of a log,
+and the row of a table that was valid at an event's time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F
 
-from tidemark.model import Check, duration, expect
+from tidemark.model import Check, DeclarationError, duration, expect
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 PANE_LG_NOMINAL = 20
 VIEW_LG_NOMINAL = 26
@@ -93,6 +94,50 @@ def of_log(topic: str) -> tuple[Check, Check]:
                 HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
         ),
     )
+
+
+def as_of(events: DataFrame, changes: DataFrame, *, on: str, at: str, into: str, by: str | None = None) -> DataFrame:
+    """Each event with the row of its key that was valid at its time, as one column `into`: a struct, null where there was none.
+
+    `changes` is what a view is handed for `TOPIC.changes`, all of it. `on` is the topic's key, which the events have by the same
+    name; `at` the events' time. A change is valid from its event time on, that instant included, until the next one of its key;
+    a tombstone ends it. Of changes of one instant the one that Kafka has last is valid. It does not matter when they arrived.
+
+    `by` names an order that the changes bring themselves, as a database's sequence: valid is the greatest of those that had
+    happened by then, and a tombstone, which has no such number, ends nothing; a deletion is a row then, for the caller to see.
+
+    Events are neither lost nor doubled; one whose key or time is null finds nothing. Raises `DeclarationError` for a column that
+    is not there, or there already.
+    """
+    if lacks := [c for c in (on, at) if c not in events.columns]:
+        raise DeclarationError(f"as_of: the events have no column {', '.join(lacks)}; they have {', '.join(events.columns)}")
+    if lacks := [c for c in (on, by, "event_time", "tombstone", "kafka") if c and c not in changes.columns]:
+        raise DeclarationError(
+            f"as_of: the changes have no column {', '.join(lacks)}, but {', '.join(changes.columns)}; read them by TOPIC.changes"
+        )
+    if into in events.columns:
+        raise DeclarationError(f"as_of: the events have a column {into} already; write another into=")
+    place = [F.col("kafka.timestamp"), F.col("kafka.partition"), F.col("kafka.offset")]
+    order = F.struct(*([F.col(by)] if by else []), F.col("event_time"), *place)
+    # Newest first: a change is over when the earliest of those that come after it in order has happened.
+    after = Window.partitionBy(on).orderBy(order.desc()).rowsBetween(Window.unboundedPreceding, -1)
+    row = F.struct(*(c for c in changes.columns if c not in ("event_time", "tombstone", "kafka")))
+    until = F.min("event_time").over(after)
+    ordered = changes.where(F.col(by).isNotNull()) if by else changes
+    valid = ordered.withColumn("_until", until).where(F.col("_until").isNull() | (F.col("_until") > F.col("event_time")))
+    # Changes and events in one line by time, a change before the events of its instant: each event sees the last change.
+    line = valid.select(
+        F.col(on).alias("_on"),
+        F.col("event_time").alias("_at"),
+        F.struct(F.when(~F.col("tombstone"), row).alias("row")).alias("_change"),
+    ).unionByName(
+        events.select(F.col(on).alias("_on"), F.col(at).alias("_at"), F.struct(*events.columns).alias("_event")),
+        allowMissingColumns=True,
+    )
+    along = Window.partitionBy("_on").orderBy("_at", F.col("_event").isNotNull())
+    before = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    seen = line.withColumn("_seen", F.last("_change", ignorenulls=True).over(before)).where(F.col("_event").isNotNull())
+    return seen.select("_event.*", F.col("_seen.row").alias(into))
 
 
 def zone() -> str:

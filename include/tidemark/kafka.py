@@ -47,7 +47,7 @@ from confluent_kafka.admin import (
 )
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
-from tidemark.model import UNITS, Topic, duration
+from tidemark.model import EVENT_TIME, UNITS, Topic, duration
 from tidemark.settings import Settings
 
 log = structlog.get_logger()
@@ -702,7 +702,8 @@ class Event:
 
     `key` is the topic's key column unless given; equal keys share a partition. `at` is when it happened: it fills the topic's
     event time column where the value lacks it, and is the record's timestamp in a topic that keeps the producer's (those of the
-    platform carry Kafka's own). A value of None is a tombstone, and needs a key.
+    platform carry Kafka's own). A value of None is a tombstone, the end of its key in a compacted topic: it needs a key, and
+    tells its `at` in the header `event_time`.
     """
 
     value: bytes | Mapping[str, Any] | None
@@ -841,10 +842,11 @@ def send(
     one = event if isinstance(event, Event) else Event(event)
     value = filled(topic, one)
     key = key_of(topic, value) if one.key is None and value is not None else one.key
+    ended = [(EVENT_TIME, one.at.isoformat())] if one.at and value is None else []
     record: dict[str, Any] = {
         "value": value if value is None or isinstance(value, bytes) else as_value(topic, value),
         "key": key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key,
-        "headers": list(one.headers.items()),
+        "headers": [*one.headers.items(), *ended],
         "timestamp": as_milliseconds(one.at) if one.at else 0,  # 0 is the clock's
     }
     while True:
@@ -954,8 +956,12 @@ def lines(path: Path, text: bool) -> Iterator[bytes]:
 LATE, REPEATED, MALFORMED = 0.05, 0.01, 0.005
 
 
-def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | None = None, zone: ZoneInfo) -> Iterator[bytes]:
+Sent = bytes | Event
+
+
+def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | None = None, zone: ZoneInfo) -> Iterator[Sent]:
     """Events as `topic.sample` draws them, with what real traffic brings: 5 % late, 1 % exact repeats, 0.5 % malformed.
+    Of a compacted topic what is drawn with its key alone is a tombstone.
 
     With `day`: exactly `count` of them over that day of `zone`, more by day than by night, every hour present, roughly in
     order, and the same bytes each time for one seed, day and count. Without: each at the instant it is taken, ids new in
@@ -971,9 +977,9 @@ def sample(topic: Topic, *, seed: int, count: int | None = None, day: date | Non
     return of_day(topic, Random(f"{topic.name} {seed} {day}"), count, day, zone)
 
 
-def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[bytes]:
+def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) -> Iterator[Sent]:
     recent: deque[bytes] = deque(maxlen=1000)
-    waiting: list[tuple[datetime, int, bytes]] = []  # by arrival: a late event arrives after others that are younger
+    waiting: list[tuple[datetime, int, Sent]] = []  # by arrival: a late event arrives after others that are younger
     for number, (at, first_of_hour) in enumerate(instants(random, count, day, zone)):
         while waiting and waiting[0][0] <= at:
             yield heapq.heappop(waiting)[2]
@@ -984,7 +990,7 @@ def of_day(topic: Topic, random: Random, count: int, day: date, zone: ZoneInfo) 
         yield heapq.heappop(waiting)[2]
 
 
-def live(topic: Topic, random: Random, count: int | None) -> Iterator[bytes]:
+def live(topic: Topic, random: Random, count: int | None) -> Iterator[Sent]:
     recent: deque[bytes] = deque(maxlen=1000)
     sent = 0
     while count is None or sent < count:
@@ -993,7 +999,7 @@ def live(topic: Topic, random: Random, count: int | None) -> Iterator[bytes]:
         sent += 1
 
 
-def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain: bool = False) -> bytes:
+def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain: bool = False) -> Sent:
     assert topic.sample is not None
     chance = 1.0 if plain else random.random()
     if chance < REPEATED and recent:
@@ -1001,6 +1007,8 @@ def draw(topic: Topic, random: Random, at: datetime, recent: deque[bytes], plain
     event = topic.sample(random, at)
     if REPEATED <= chance < REPEATED + MALFORMED:
         return malformed(topic, random, event)
+    if topic.compacted and set(event) == {topic.key}:
+        return Event(None, key_of(topic, event), at=at)
     recent.append(as_value(topic, event))
     return recent[-1]
 
@@ -1009,6 +1017,8 @@ def malformed(topic: Topic, random: Random, event: dict[str, Any]) -> bytes:
     """The event with one thing wrong that no topic accepts."""
     if topic.format == "text":
         return b"\xff\xfe" + as_value(topic, event)
+    if topic.compacted:  # Kafka takes nothing without a key there
+        return as_json(event | {random.choice([c.name for c in topic.columns if c.name != topic.key]): {"not": "this"}})
     required = [c.name for c in topic.columns if not c.nullable] or [topic.columns[0].name]
     wrong = random.choice(required)
     good = as_json(event)

@@ -241,8 +241,9 @@ def table(settings: Settings, declared: Declared) -> Table:
 
 
 def event_column(declared: Declared) -> str | None:
-    """The column that a topic's event time is, where its expression is just that."""
-    return declared.event_time if isinstance(declared, Topic) and re.fullmatch(r"\w+", declared.event_time) else None
+    """The column that a topic's event time is, where its expression is just that; not where tombstones have none of it."""
+    plain = isinstance(declared, Topic) and not declared.compacted and re.fullmatch(r"\w+", declared.event_time)
+    return declared.event_time if isinstance(declared, Topic) and plain else None
 
 
 def ledger(settings: Settings) -> Table:

@@ -15,11 +15,14 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 MERGES = ("min", "max", "latest", "distinct")
-PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled", "event_time")
+PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled", "event_time", "tombstone")
 PLATFORM_TABLES = ("ledger", "verdicts", "period")
 PLATFORM_TOPICS = ("notify", "notify_sent", "notify_dead_letters")
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 TYPES = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "DECIMAL", "TIMESTAMP", "DATE")
+EVENT_TIME = "event_time"
+"""The header by which a tombstone says when."""
+KEYS_OF_TABLES = ("STRING", "INT", "BIGINT")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -114,6 +117,8 @@ class Topic:
     one a record is its partition and offset (`functions.position`), so a repeat counts again. `event_time` is a SQL
     expression over the schema, or `kafka.timestamp`. `format="text"` takes each value as a line, into one STRING column.
     `compacted` and `transactional` topics may have offsets without a record, which the ledger then counts and explains.
+    A compacted topic is a table to who reads it, and a stream to who reads its `changes`; a record without a value, a
+    tombstone, ends its key. Its event time is its header `event_time` (ISO 8601 with a zone), else Kafka's own timestamp.
     `accept_late` refuses records whose event time is older than that beside Kafka's own timestamp; without it nothing is
     too late. `keep` is how long the log holds a day; without it, for ever. `largest_event` (bytes) is judged,
     `max_message_bytes` is Kafka's own limit. `sample` draws one event at an instant, for demonstrations.
@@ -172,6 +177,17 @@ class Topic:
         )
         for text in filter(None, (self.retention, self.segment, self.accept_late, self.keep)):
             duration(text, owner)
+        if self.compacted:
+            check_table(owner, self)
+
+    @property
+    def changes(self) -> Changes:
+        """A compacted topic as a stream. Raises `DeclarationError` for any other topic, which is one already."""
+        refuse_if(
+            not self.compacted,
+            f"topic {self.name}: changes of a topic that is not compacted; read the topic itself, or write compacted=True",
+        )
+        return Changes(self)
 
     @property
     def gaps(self) -> str:
@@ -185,13 +201,45 @@ class Topic:
         return f"log/{self.name}"
 
 
+def check_table(owner: str, topic: Topic) -> None:
+    """What a compacted topic must be, so that it is a table."""
+    refuse_if(topic.format == "text", f"{owner}: a compacted topic of lines is no table; its records have no key")
+    refuse_if(topic.key is None, f"{owner}: a compacted topic is a table and needs a key; Kafka keeps the newest record of each")
+    key = next(c for c in topic.columns if c.name == topic.key)
+    refuse_if(key.nullable, f"{owner}: key {key.name} of a compacted topic may be null in the schema; write it NOT NULL")
+    refuse_if(
+        key.type not in KEYS_OF_TABLES,
+        f"{owner}: key {key.name} of a compacted topic is {key.type}; a tombstone has but Kafka's key, which is read as one of "
+        f"{', '.join(KEYS_OF_TABLES)}",
+    )
+    refuse_if(
+        topic.keep is not None,
+        f"{owner}: keep={topic.keep!r} would make the table forget keys that have not changed for so long; leave it out",
+    )
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A compacted topic read as a stream: every change from offset zero to the period's end, tombstones too."""
+
+    topic: Topic
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def stream(self) -> str:
+        return self.topic.stream
+
+
 @dataclass(frozen=True)
 class Rollup:
     """Events folded into rows that merge. Calling it calls its function, so a test can."""
 
     name: str
     function: Callable[..., Any] = field(compare=False)
-    reads: Mapping[str, Topic]
+    reads: Mapping[str, Topic | Changes]
     key: tuple[str, ...]
     time: str
     merge: Mapping[str, str]
@@ -203,7 +251,13 @@ class Rollup:
         refuse_if(not NAME.fullmatch(self.name), f"{owner}: a rollup's name is lower case with underscores")
         check_wiring(owner, self.function, self.reads, also=())
         for parameter, source in self.reads.items():
-            refuse_if(not isinstance(source, Topic), f"{owner}: reads {parameter} from {source!r}; a rollup reads topics only")
+            wrong = not isinstance(source, Topic | Changes)
+            refuse_if(wrong, f"{owner}: reads {parameter} from {source!r}; a rollup reads topics only")
+            refuse_if(
+                is_table(source),
+                f"{owner}: reads {source.name} as a table, which is another one later, so its rows do not merge; read the "
+                f"topic's changes, or its table in a view",
+            )
         streams = sorted({t.stream for t in self.reads.values()})
         refuse_if(
             len(streams) > 1, f"{owner}: its topics belong to different streams ({', '.join(streams)}); they must share one"
@@ -229,6 +283,11 @@ class Rollup:
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
         return self.function(*args, **frames)
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """What it reads, by parameter: a topic, or the topic whose changes it reads."""
+        return {p: s.topic if isinstance(s, Changes) else s for p, s in self.reads.items()}
 
     @property
     def stream(self) -> str:
@@ -263,7 +322,7 @@ class Shortcut:
 
     function: Callable[..., Any] = field(compare=False)
     live: Live
-    reads: Mapping[str, Topic | Rollup | View]
+    reads: Mapping[str, Source]
     step: str
     coarse: bool = False
 
@@ -281,7 +340,7 @@ class View:
 
     name: str
     function: Callable[..., Any] = field(compare=False)
-    reads: Mapping[str, Topic | Rollup | View]
+    reads: Mapping[str, Source]
     key: tuple[str, ...]
     time: str
     refresh: Live | None = None
@@ -296,7 +355,7 @@ class View:
         owner = f"view {self.name}"
         refuse_if(not NAME.fullmatch(self.name), f"{owner}: a view's name is lower case with underscores")
         check_wiring(owner, self.function, self.reads, also=("period",))
-        check_sources(owner, self.reads)
+        check_sources(owner, self.reads, self.time)
         check_key(owner, self.key, self.time, day_is_time=True)
         duration(self.lookback, f"{owner}: lookback"), duration(self.lookahead, f"{owner}: lookahead")
         for name in self.repeats:
@@ -314,7 +373,7 @@ class View:
         *,
         every: str,
         back: str,
-        reads: Mapping[str, Topic | Rollup | View],
+        reads: Mapping[str, Source],
         step: str | None = None,
         coarse: bool = False,
     ) -> Callable[..., Shortcut]:
@@ -325,7 +384,7 @@ class View:
             refuse_if(self.shortcut is not None, f"{owner}: the view has a live way already")
             refuse_if(self.refresh is None, f"{owner}: the view is not live; give it live=Live(every=…, back=…) first")
             check_wiring(owner, function, reads, also=("period",))
-            check_sources(owner, reads)
+            check_sources(owner, reads, self.time)
             refuse_if(step is not None and not duration(step, f"{owner}: step"), f'{owner}: step must be longer than "{step}"')
             shortcut = Shortcut(function, Live(every, back), dict(reads), step or every, coarse)
             object.__setattr__(self, "shortcut", shortcut)
@@ -339,6 +398,12 @@ class View:
 
 
 Declared = Topic | Rollup | View
+Source = Topic | Changes | Rollup | View
+
+
+def is_table(source: Any) -> bool:
+    """Whether a source is read as a table: as it is at the end of the period."""
+    return isinstance(source, Topic) and source.compacted
 
 
 def check_wiring(owner: str, function: Callable[..., Any], reads: Mapping[str, Any], also: Iterable[str]) -> None:
@@ -349,10 +414,15 @@ def check_wiring(owner: str, function: Callable[..., Any], reads: Mapping[str, A
     refuse_if(not reads, f"{owner}: reads nothing")
 
 
-def check_sources(owner: str, reads: Mapping[str, Any]) -> None:
+def check_sources(owner: str, reads: Mapping[str, Any], time: str) -> None:
     for parameter, source in reads.items():
-        wrong = not isinstance(source, Topic | Rollup | View)
+        wrong = not isinstance(source, Source)
         refuse_if(wrong, f"{owner}: reads {parameter} from {source!r}; a view reads topics, rollups and views")
+        refuse_if(
+            is_table(source) and time != "day",
+            f"{owner}: reads {source.name} as a table, which is as of the end of a day, but its time is {time}; make its time "
+            f"day, or read the changes of {source.name} and join them as_of the event",
+        )
 
 
 def check_key(owner: str, key: tuple[str, ...], time: str, day_is_time: bool = False) -> None:
@@ -366,7 +436,7 @@ def check_key(owner: str, key: tuple[str, ...], time: str, day_is_time: bool = F
 
 def rollup(
     *,
-    reads: Mapping[str, Topic],
+    reads: Mapping[str, Topic | Changes],
     key: tuple[str, ...],
     time: str,
     merge: Mapping[str, str],
@@ -384,7 +454,7 @@ def rollup(
 
 def view(
     *,
-    reads: Mapping[str, Topic | Rollup | View],
+    reads: Mapping[str, Source],
     key: tuple[str, ...],
     time: str,
     live: Live | None = None,
@@ -453,10 +523,23 @@ class Catalog:
 
 def sources(declared: Declared) -> tuple[Declared, ...]:
     """What a declaration reads, its live way included, each once."""
-    reads = list(getattr(declared, "reads", {}).values())
+    reads: list[Source] = list(getattr(declared, "reads", {}).values())
     if isinstance(declared, View) and declared.shortcut:
         reads += declared.shortcut.reads.values()
-    return tuple({r.name: r for r in reads}.values())
+    return tuple({r.name: r.topic if isinstance(r, Changes) else r for r in reads}.values())
+
+
+def remembered(declared: Declared) -> dict[str, Topic]:
+    """The topics of which a declaration, or what it reads, needs every record from the beginning: tables and changes."""
+    found: dict[str, Topic] = {}
+    for source in declared.reads.values() if isinstance(declared, View) else ():
+        if isinstance(source, Changes):
+            found[source.name] = source.topic
+        elif isinstance(source, Topic):
+            found |= {source.name: source} if source.compacted else {}
+        else:
+            found |= remembered(source)
+    return found
 
 
 def streams_of(declared: Declared) -> frozenset[str]:
@@ -466,8 +549,10 @@ def streams_of(declared: Declared) -> frozenset[str]:
     return frozenset().union(*(streams_of(s) for s in sources(declared)))
 
 
-def fingerprint(declared: Declared) -> str:
+def fingerprint(declared: Source) -> str:
     """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
+    if isinstance(declared, Changes):
+        return f"changes of {fingerprint(declared.topic)}"
     said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in ("function", "reads", "shortcut", "sample")))]
     if not isinstance(declared, Topic):
         said += [

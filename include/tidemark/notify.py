@@ -56,7 +56,7 @@ NOTIFY = Topic(
     id="id",
     max_message_bytes=256 * 1024,
 )
-"""Messages to be said. One partition: one notifier speaks, and any other waits to take over (decision 0040)."""
+"""Messages to be said. One partition: one notifier speaks, and any other waits to take over (decision 0018)."""
 SENT = Topic(
     "notify_sent",
     key="id",

@@ -103,7 +103,8 @@ def own_checks(declared: Declared, start: datetime, end: datetime, *, dates: boo
         once = "SELECT kafka.partition, kafka.offset, count(*) AS times FROM {batch} GROUP BY 1, 2 HAVING count(*) > 1"
         checks = [expect("UnexpectedRowsExpectation", unexpected_rows_query=once, description="each record stands once")]
         if declared.id is not None:
-            bare = f"SELECT kafka.partition, kafka.offset FROM {{batch}} WHERE reject IS NULL AND {declared.id} IS NULL"
+            event = f"reject IS NULL{' AND kafka.value IS NOT NULL' if declared.compacted else ''}"  # a tombstone has none
+            bare = f"SELECT kafka.partition, kafka.offset FROM {{batch}} WHERE {event} AND {declared.id} IS NULL"
             named = f"{declared.id} of an accepted event is not null"
             checks.append(expect("UnexpectedRowsExpectation", unexpected_rows_query=bare, description=named))
         moment = "day"

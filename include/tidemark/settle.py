@@ -28,9 +28,11 @@ from tidemark.model import (
     comment,
     duration,
     fingerprint,
+    is_table,
     needed,
     reach,
     readers,
+    remembered,
     streams_of,
 )
 
@@ -183,10 +185,13 @@ def mendable(spark: SparkSession, settings: Settings, topic: Topic, pins: Mappin
         return {}
     files = [f for f in table.files() if not f.live or int(f.live["hi"]) <= pins[topic.stream].seq]
     rejects = lake.read(spark, table, files=files).where(F.col("reject").isNotNull())
-    # The name of the file stands in for the key's headers on the way through the judge.
-    tagged = rejects.select("kafka.*").withColumn("_file", F.input_file_name())
-    again = fold.judged(topic, tagged.withColumn("key", F.col("_file").cast("binary")).drop("_file"))
-    accepted = again.where(F.col("reject").isNull()).select(F.col("kafka.key").cast("string").alias("file"), "day").distinct()
+    # The name of the file goes through the judge as one header more.
+    file = F.struct(F.lit("file").alias("key"), F.input_file_name().cast("binary").alias("value"))
+    none = F.array().cast(fold.HEADERS)
+    tagged = rejects.select("kafka.*", F.array(file).alias("_file"))
+    again = fold.judged(topic, tagged.withColumn("headers", F.concat(F.coalesce("headers", none), "_file")))
+    name = F.element_at("kafka.headers", -1)["value"].cast("string")
+    accepted = again.where(F.col("reject").isNull()).select(name.alias("file"), "day").distinct()
     found: dict[str, set[date]] = {}
     known = {f.path for f in files}
     for row in accepted.toArrow().to_pylist():
@@ -224,11 +229,11 @@ def mend(
     )
     said = {"rejects judged again": topic.name}
     for rollup in catalog.rollups.values():
-        if topic.name not in {t.name for t in rollup.reads.values()}:
+        if topic.name not in {t.name for t in rollup.topics.values()}:
             continue
         outer = lake.table(settings, rollup)
         events = {
-            p: fold.accepted(t, accepted) if t.name == topic.name else fold.empty(spark, t) for p, t in rollup.reads.items()
+            p: fold.accepted(t, accepted) if t.name == topic.name else fold.empty(spark, t) for p, t in rollup.topics.items()
         }
         adds = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1))
         lake.swap(outer, [], adds, said)
@@ -354,11 +359,13 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     """Published days whose inputs have changed past their pin: records came late for them, or for what they look at.
 
     Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time.
+    A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
     """
     newest: dict[date, Mapping[str, lake.Pin]] = {}
     for run in sorted(lake.runs(settings), key=lambda r: r.published or ""):
         if any(t.get("published") for t in run.tables.values()):
             newest |= {date.fromisoformat(d): run.pins for d in run.days}
+    for_ever = {name for view in catalog.views.values() for name in remembered(view)}
     found = set()
     for topic in catalog.topics.values():
         table, (ahead, back) = lake.table(settings, topic), reach(catalog, topic)
@@ -371,6 +378,7 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
             first, until = (at.astimezone(settings.tz).date() for at in (low - ahead, high + back))
             near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
+            near |= {d for d in newest if d >= first} if topic.name in for_ever else set()
             pins = {d: newest[d].get(topic.stream) for d in near & newest.keys()}
             found |= {d for d, pin in pins.items() if pin and int(file.live["hi"]) > pin.seq}
     return sorted(found)
@@ -411,7 +419,11 @@ def estimate(settings: Settings, catalog: Catalog, only: Sequence[str], first: d
 
 
 def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> list[list[str]]:
-    """Days as chunks that are computed at once, `[first, last]`: they follow each other, and hold about `chunk_records`."""
+    """Days as chunks that are computed at once, `[first, last]`: they follow each other, and hold about `chunk_records`.
+
+    A view that reads a table is asked day by day: then a chunk is a month at most, for each day makes its plan longer.
+    """
+    longest = 31 if any(is_table(s) for v in catalog.views.values() for s in v.reads.values()) else 10_000
     records: dict[date | None, int] = {}
     for topic in catalog.topics.values():
         if (one := lake.table(settings, topic)).exists:
@@ -421,7 +433,8 @@ def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> lis
     held = 0
     for first, last in compare.stretches(days):
         for day in (first + timedelta(days=n) for n in range((last - first).days + 1)):
-            if day == first or held + records.get(day, 0) > settings.chunk_records:
+            full = held + records.get(day, 0) > settings.chunk_records
+            if day == first or full or (day - date.fromisoformat(chunks[-1][0])).days >= longest:
                 chunks.append([str(day), str(day)])
                 held = 0
             chunks[-1][1] = str(day)
@@ -671,9 +684,7 @@ class Settling:
                 if isinstance(declared, Rollup):
                     rows = self.rolled(declared, start, end)
                 else:
-                    low, high = start - duration(declared.lookback), end + duration(declared.lookahead)
-                    inputs = fold.inputs(declared.reads, self.read, low, high, self.bounds((low, high)), declared.repeats)
-                    rows = fold.answer(declared, declared.function, inputs, self.bounds((start, end)), settled=True)
+                    rows = fold.answers(self.spark, declared, declared, self.read, start, end, settled=True)
                 days = (last - first).days + 1
                 apart = rows.coalesce(1) if days == 1 else rows.repartition(min(days, 8), "day")
                 order = dict.fromkeys(("day", *declared.key))
@@ -697,16 +708,19 @@ class Settling:
     def rolled(self, rollup: Rollup, low: datetime, high: datetime) -> DataFrame:
         """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin."""
         events = {}
-        for parameter, topic in rollup.reads.items():
+        for parameter, topic in rollup.topics.items():
             accepted = fold.accepted(topic, self.log_rows(topic, low, high))
             timed = accepted.withColumn("_at", fold.event_time(topic))
             events[parameter] = fold.within(timed, "_at", self.bounds((low, high))).drop("_at")
         return fold.within(fold.roll(rollup, events), rollup.time, self.bounds((low, high)))
 
-    def log_rows(self, topic: Topic, low: datetime, high: datetime) -> DataFrame:
-        """The log's rows up to the pin, of the business days that `[low, high)` touches."""
+    def log_rows(self, topic: Topic, low: datetime | None, high: datetime) -> DataFrame:
+        """The log's rows up to the pin, of the business days that `[low, high)` touches; from the first where `low` is None."""
         tz = self.settings.tz
-        first, last = low.astimezone(tz).date(), (high - timedelta(microseconds=1)).astimezone(tz).date()
+        last = (high - timedelta(microseconds=1)).astimezone(tz).date()
+        if low is None:
+            return self.log_of(topic, sorted({f.day for f in self.outer[topic.name].files() if f.day and f.day <= last}))
+        first = low.astimezone(tz).date()
         return self.log_of(topic, [first + timedelta(days=n) for n in range((last - first).days + 1)])
 
     def log_of(self, topic: Topic, days: Sequence[date]) -> DataFrame:
@@ -721,11 +735,12 @@ class Settling:
         offsets = pin.offsets.get(topic.name, {}) if pin else {}
         return fold.within_offsets(rows, {p: (0, until) for p, until in offsets.items()})
 
-    def read(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
+    def read(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         """What a view reads of `[low, high)`: logs up to the pin; rollups and views as staged, and beyond the run's days
         rollups rolled from the log and views as they are published."""
         if isinstance(declared, Topic):
             return self.log_rows(declared, low, high)
+        assert low is not None
         if declared.name in self.failed:
             raise SettleError(f"it reads {declared.name}, which failed")
         parts = [self.staged(declared)]

@@ -55,7 +55,7 @@ FAR = timedelta(hours=4)
 
 LEDGER = (
     "stream STRING, generation INT, seq BIGINT, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
-    "records BIGINT, rejects BIGINT, gaps BIGINT, gap STRING, stream_time TIMESTAMP, started_at TIMESTAMP, "
+    "records BIGINT, rejects BIGINT, tombstones BIGINT, gaps BIGINT, gap STRING, stream_time TIMESTAMP, started_at TIMESTAMP, "
     "finished_at TIMESTAMP, day DATE"
 )
 
@@ -356,7 +356,7 @@ class Stream:
         """The lost range, in the ledger: offsets that nobody has read, with the reason."""
         why = "lost: deleted by Kafka before it was read, accepted with --accept-loss"
         counts = [
-            {"topic": t, "partition": int(p), "records": 0, "rejects": 0, "gaps": b - a, "gap": why}
+            {"topic": t, "partition": int(p), "records": 0, "rejects": 0, "tombstones": 0, "gaps": b - a, "gap": why}
             for t, parts in lost.items()
             for p, (a, b) in parts.items()
         ]
@@ -428,6 +428,7 @@ class Stream:
             found = left.groupBy("kafka.partition").agg(
                 F.count("*").alias("records"),
                 F.count("reject").alias("rejects"),
+                F.count_if(fold.ended()).alias("tombstones"),
                 F.max(fold.event_time(self.mine.topics[topic])).alias("stream_time"),
             )
             mine = [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
@@ -469,7 +470,7 @@ class Stream:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        reads = sorted({t.name for t in rollup.reads.values()})
+        reads = sorted({t.name for t in rollup.topics.values()})
         lacks = self.entered().where((F.col("seq") > have) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
         numbered = (
@@ -497,7 +498,7 @@ class Stream:
 
     def roll_step(self, rollup: Rollup, batch: lake.Batch) -> None:
         events = {}
-        for parameter, topic in rollup.reads.items():
+        for parameter, topic in rollup.topics.items():
             table = self.tables[topic.name]
             files = table.files_of(batch.lo, batch.hi)
             rows = fold.within_offsets(lake.read(self.spark, table, files=files), batch.offsets.get(topic.name, {}))
@@ -563,7 +564,7 @@ class Stream:
                 logs[name] = writers.submit(timed, timings, name, self.write_log, topic, rows, batch, small)
             rolling = {}
             for rollup in self.mine.rollups.values():
-                if rollup.name in self.set_aside or not any(t.name in offsets for t in rollup.reads.values()):
+                if rollup.name in self.set_aside or not any(t.name in offsets for t in rollup.topics.values()):
                     continue
                 rolling[rollup.name] = writers.submit(
                     timed, timings, rollup.name, self.write_rollup, rollup, events, batch, small
@@ -622,13 +623,13 @@ class Stream:
             whole = rows.toArrow()
             return lake.write_arrow(table, batch.folder, whole.drop_columns(["event_time"])), counted(topic.name, whole)
         files = lake.write_spark(table, batch.folder, rows.drop("event_time"))
-        found = rows.groupBy("kafka.partition", "reject").agg(
+        found = rows.groupBy("kafka.partition", "reject", fold.ended().alias("tombstone")).agg(
             F.count("*").alias("records"), F.max("event_time").alias("stream_time")
         )
         return files, by_partition(topic.name, found.toArrow().to_pylist())
 
     def write_rollup(self, rollup: Rollup, events: Mapping[str, DataFrame], batch: lake.Batch, small: bool) -> list[Any]:
-        frames = {p: events[t.name] if t.name in events else fold.empty(self.spark, t) for p, t in rollup.reads.items()}
+        frames = {p: events[t.name] if t.name in events else fold.empty(self.spark, t) for p, t in rollup.topics.items()}
         rows, table = fold.roll(rollup, frames), self.tables[rollup.name]
         return lake.write_arrow(table, batch.folder, rows.toArrow()) if small else lake.write_spark(table, batch.folder, rows)
 
@@ -638,7 +639,7 @@ class Stream:
         """One row for each partition of the batch, with the offsets that hold no record and why. Raises `SpeedError` for a
         topic that may have no such gaps."""
         counts = {str(c["partition"]): c for c in counted}
-        nothing = {"topic": topic.name, "records": 0, "rejects": 0, "stream_time": None, "reasons": {}}
+        nothing = {"topic": topic.name, "records": 0, "rejects": 0, "tombstones": 0, "stream_time": None, "reasons": {}}
         found = []
         for partition, (start, until) in offsets.items():
             row = {**nothing, "partition": int(partition), **counts.get(partition, {})}
@@ -659,7 +660,7 @@ class Stream:
             [
                 *((n, pa.string()) for n in ("stream", "topic", "gap")),
                 *((n, pa.int32()) for n in ("generation", "partition")),
-                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects", "gaps")),
+                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects", "tombstones", "gaps")),
                 *((n, pa.timestamp("us", "UTC")) for n in ("stream_time", "started_at", "finished_at")),
                 ("day", pa.date32()),
             ]
@@ -774,24 +775,27 @@ def counted(topic: str, rows: pa.Table) -> list[dict[str, Any]]:
     flat = pa.table(
         {
             "partition": pc.struct_field(rows["kafka"].combine_chunks(), "partition"),
-            "reject": rows["reject"].combine_chunks(),
+            "reject": (reject := rows["reject"].combine_chunks()),
             "stream_time": rows["event_time"].combine_chunks(),
+            "tombstone": pc.and_(pc.is_null(reject), pc.is_null(pc.struct_field(rows["kafka"].combine_chunks(), "value"))),
         }
     )
-    found = flat.group_by(["partition", "reject"]).aggregate([([], "count_all"), ("stream_time", "max")])
+    found = flat.group_by(["partition", "reject", "tombstone"]).aggregate([([], "count_all"), ("stream_time", "max")])
     return by_partition(topic, found.rename_columns({"count_all": "records", "stream_time_max": "stream_time"}).to_pylist())
 
 
 def by_partition(topic: str, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`{topic, partition, records, rejects, reasons, stream_time}` by partition, from groups of one partition and reason.
+    """`{topic, partition, records, rejects, tombstones, reasons, stream_time}` by partition, from groups of a partition, a
+    reason, and whether they are tombstones.
 
     `reasons` counts the rejects by why, without the column: `wanted BIGINT, found STRING`.
     """
     found: dict[int, dict[str, Any]] = {}
     for group in groups:
-        empty = {"topic": topic, "partition": group["partition"], "records": 0, "rejects": 0, "reasons": {}, "stream_time": None}
-        one = found.setdefault(group["partition"], empty)
+        empty = {"topic": topic, "records": 0, "rejects": 0, "tombstones": 0, "reasons": {}, "stream_time": None}
+        one = found.setdefault(group["partition"], {"partition": group["partition"], **empty})
         one["records"] += group["records"]
+        one["tombstones"] += group["records"] if group["tombstone"] else 0
         one["stream_time"] = max((t for t in (one["stream_time"], group["stream_time"]) if t), default=None)
         if group["reject"] is not None:
             reason = group["reject"].rpartition(": ")[2]
@@ -957,7 +961,7 @@ class Refresher:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
         those apart from the rows that the newest marks go on from."""
         rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
-        return self.rows(view, shortcut.function, shortcut.reads, since, until) if rows is None else rows
+        return self.rows(view, shortcut, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
@@ -970,7 +974,7 @@ class Refresher:
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
-            self.swap(view, self.rows(view, view.function, view.reads, since, until), since, until, None)
+            self.swap(view, self.rows(view, view, since, until), since, until, None)
             took, since = time.monotonic() - began, until
             self.due[view.name].rest(took)
             log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
@@ -1019,7 +1023,7 @@ class Refresher:
             # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
             since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or HOUR)
             began = time.monotonic()
-            rows = self.rows(view, view.function, view.reads, since, until)
+            rows = self.rows(view, view, since, until)
             self.swap(view, rows, since, until, None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
             took = time.monotonic() - began
@@ -1038,15 +1042,9 @@ class Refresher:
             self.known[view.name] = looking
         return found
 
-    def rows(
-        self, view: View, function: Callable[..., DataFrame], reads: Mapping[str, Declared], since: datetime, until: datetime
-    ) -> pa.Table:
+    def rows(self, view: View, way: View | Shortcut, since: datetime, until: datetime) -> pa.Table:
         """A view's rows of `[since, until)`, from the tables as they are, by the given way."""
-        spark = self.spark
-        low, high = since - duration(view.lookback), until + duration(view.lookahead)
-        period, bounds = fold.period(spark, since, until), fold.period(spark, low, high)
-        inputs = fold.inputs(reads, self.read_table, low, high, bounds, view.repeats)
-        return fold.answer(view, function, inputs, period, settled=False).toArrow()
+        return fold.answers(self.spark, view, way, self.read_table, since, until, settled=False).toArrow()
 
     def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
@@ -1085,7 +1083,7 @@ class Refresher:
         self.bases[rollup.name, aside, without] = found = Base(low, start, end, merged)
         return found
 
-    def read_table(self, declared: Declared, low: datetime, high: datetime) -> DataFrame:
+    def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
 
     def swap(self, view: View, rows: pa.Table, since: datetime, until: datetime, step: timedelta | None) -> None:

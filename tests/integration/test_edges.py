@@ -26,7 +26,9 @@ def declared(topic: str, partitions: int = 2, **changes: Any) -> Catalog:
     schema, moment = ("line STRING NOT NULL", "kafka.timestamp") if text else (EVENT, "said_at")
     events = Topic(topic, None if text else "name", partitions, schema, moment, **changes)
 
-    @rollup(reads={"events": events}, key=("minute",), time="minute", merge={"seen": "distinct"})
+    source = events.changes if events.compacted else events
+
+    @rollup(reads={"events": source}, key=("minute",), time="minute", merge={"seen": "distinct"})
     def minutes(events: DataFrame) -> DataFrame:
         return events.groupBy(pane(moment, "1 minute").alias("minute")).agg(distinct(position()).alias("seen"))
 

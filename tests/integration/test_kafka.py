@@ -478,3 +478,18 @@ def test_live_sample_happens_now_and_its_ids_never_come_again() -> None:
 def test_topic_without_a_sample_says_so_at_once() -> None:
     with pytest.raises(ValueError, match="topic visits has no sample; declare sample=, or give a file with --file"):
         kafka.sample(visits("visits", sample=None), seed=1, count=10, day=date(2026, 11, 19), zone=ZoneInfo("UTC"))
+
+
+def test_a_tombstone_is_a_key_without_a_value_and_says_when(broker: Settings, topic_name: str) -> None:
+    topic = visits(topic_name, partitions=3, compacted=True)
+    kafka.apply(broker, [topic])
+    noon = datetime(2026, 11, 19, 12, tzinfo=UTC)
+    sent = [visit(Random(1), noon) | {"visitor": "v0"}, kafka.Event(None, b"v0", at=noon), kafka.Event(None, b"v0")]
+    assert kafka.produce(broker, topic, sent).complete
+    found = list(kafka.consume(broker, topic_name, "earliest"))
+    assert [(r.key, r.value is None, r.headers) for r in found] == [
+        (b"v0", False, ()),
+        (b"v0", True, (("event_time", b"2026-11-19T12:00:00+00:00"),)),
+        (b"v0", True, ()),
+    ]
+    assert len({r.partition for r in found}) == 1
