@@ -29,6 +29,7 @@ from tidemark.model import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -240,6 +241,21 @@ def accepted(topic: Topic, log: DataFrame) -> DataFrame:
     """
     told = [event_time(topic).alias("event_time"), tombstone().alias("tombstone")] if topic.compacted else []
     return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), *told, "kafka")
+
+
+def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
+    """The rows of several frames of any columns, by their names, computed in one job: a job costs more than few rows do."""
+    if len(frames) == 1:
+        return {name: frame.toArrow() for name, frame in frames.items()}
+    import pyarrow as pa
+
+    apart = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
+    whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), apart).toArrow()
+    found = {}
+    for name in frames:
+        rows = whole[name].combine_chunks()
+        found[name] = pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows.filter(rows.is_valid()))])
+    return found
 
 
 def spans(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:

@@ -24,7 +24,20 @@ import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, session
 from tidemark.local import Lease
-from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
+from tidemark.model import (
+    Catalog,
+    Declared,
+    Live,
+    Rollup,
+    Shortcut,
+    Topic,
+    View,
+    comment,
+    duration,
+    fingerprint,
+    needed,
+    streams_of,
+)
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -549,26 +562,30 @@ class Stream:
         events: dict[str, DataFrame] = {}
         held: list[DataFrame] = []
         counts: list[dict[str, Any]] = []
+        active = [r for r in self.mine.rollups.values() if r.name not in self.set_aside]
+        active = [r for r in active if any(t.name in offsets for t in r.topics.values())]
+        rolled = {t.name for r in active for t in r.topics.values()}
         with ThreadPoolExecutor(2, initializer=self.in_pool, initargs=("stream",)) as writers:
-            logs = {}
             if len(offsets) > 1:
-                records = records.persist()  # else Kafka would be read once for each topic
+                # Else Kafka would be read once for each topic. In few parts, for each topic is a task in each of them.
+                records = records.coalesce(self.spark.sparkContext.defaultParallelism).persist()
                 held.append(records)
+            judged = {}
             for name in offsets:
                 topic = self.mine.topics[name]
-                rows = fold.judged(
-                    topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records
-                ).persist()
-                held.append(rows)
-                events[name] = fold.accepted(topic, rows)
-                logs[name] = writers.submit(timed, timings, name, self.write_log, topic, rows, batch, small)
-            rolling = {}
-            for rollup in self.mine.rollups.values():
-                if rollup.name in self.set_aside or not any(t.name in offsets for t in rollup.topics.values()):
-                    continue
-                rolling[rollup.name] = writers.submit(
-                    timed, timings, rollup.name, self.write_rollup, rollup, events, batch, small
-                )
+                rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
+                if name in rolled or not small:  # somebody else reads them too
+                    rows = rows.persist()
+                    held.append(rows)
+                    events[name] = fold.accepted(topic, rows)
+                judged[name] = rows
+            together = writers.submit(timed, timings, "records", fold.together, judged) if small else None
+            logs = {}
+            for name, rows in judged.items() if together is None else ():
+                logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], rows, batch)
+            rolling = {r.name: writers.submit(timed, timings, r.name, self.write_rollup, r, events, batch, small) for r in active}
+            for name, whole in together.result().items() if together else ():
+                logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
             for name, written in logs.items():
                 files, counted = written.result()
                 counts += self.explained(self.mine.topics[name], counted, offsets[name])
@@ -614,15 +631,16 @@ class Stream:
     def in_pool(self, pool: str) -> None:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
 
-    def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch, small: bool) -> tuple[list[Any], list[dict[str, Any]]]:
+    def write_small_log(self, topic: Topic, rows: pa.Table, batch: lake.Batch) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Write a small batch's log file from the driver and count it, as `by_partition` says."""
+        table = self.tables[topic.name]
+        return lake.write_arrow(table, batch.folder, rows.drop_columns(["event_time"])), counted(topic.name, rows)
+
+    def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch) -> tuple[list[Any], list[dict[str, Any]]]:
         """Write a batch's log files and count them, as `by_partition` says."""
         from pyspark.sql import functions as F
 
-        table = self.tables[topic.name]
-        if small:
-            whole = rows.toArrow()
-            return lake.write_arrow(table, batch.folder, whole.drop_columns(["event_time"])), counted(topic.name, whole)
-        files = lake.write_spark(table, batch.folder, rows.drop("event_time"))
+        files = lake.write_spark(self.tables[topic.name], batch.folder, rows.drop("event_time"))
         found = rows.groupBy("kafka.partition", "reject", fold.ended().alias("tombstone")).agg(
             F.count("*").alias("records"), F.max("event_time").alias("stream_time")
         )
@@ -1007,6 +1025,10 @@ class Refresher:
                     self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
                 self.sweep(view, view.shortcut, view.refresh, at)
                 continue
+            if not (reopened or view.shortcut) and self.untouched(view, at):
+                self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+                log.info("nothing new", view=view.name, until=str(at))
+                continue
             dates = view.time == "day"
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
             until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
@@ -1029,6 +1051,16 @@ class Refresher:
             took = time.monotonic() - began
             self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
             log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
+
+    def untouched(self, view: View, at: datetime) -> bool:
+        """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
+        upto, seen = self.upto.get(view.name), self.seen.get(view.name)
+        if upto is None or seen is None or seen.astimezone(self.zone).date() != at.astimezone(self.zone).date():
+            return False
+        topics = needed(self.stream.catalog, [view.name]) & self.stream.catalog.topics.keys()
+        return topics <= self.stream.mine.topics.keys() and not any(
+            seq > upto for topic in topics for seq, _ in list(self.stream.lows.get(topic, ()))
+        )
 
     def reopened(self, view: View) -> date | None:
         """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
