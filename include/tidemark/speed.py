@@ -910,7 +910,7 @@ class Refresher:
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
-        self.bases: dict[tuple[str, bool, tuple[str, ...]], Base] = {}
+        self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
@@ -939,23 +939,39 @@ class Refresher:
         if at is None or self.waits():
             return
         due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
-        began = time.monotonic()
+        began, frames, spans = time.monotonic(), {}, {}
         for view, shortcut, since, until in due:
             low = max(since, until - BASE) if shortcut.coarse else since
-            self.marked(view, shortcut, low, until)
+            frames[view.name] = self.short(view, shortcut, low, until)
+            spans[view.name] = low, until
             self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
-            self.seen[view.name] = at
-            self.due[view.name].rest(2 * duration(shortcut.step).total_seconds())
-            log.info("marks", view=view.name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
-        if not due and self.missed:
+        # One job for all views: each would wait for the one before it.
+        for name, rows in fold.together(frames).items() if frames else ():
+            view, (low, until) = self.stream.catalog.views[name], spans[name]
+            assert view.shortcut
+            self.swap(view, rows, low, until, duration(view.shortcut.step))
+            self.seen[name] = at
+            self.due[name].rest(2 * duration(view.shortcut.step).total_seconds())
+            log.info("marks", view=name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
+        if not due and not self.prepared() and self.missed:
             start, end, name = max(self.missed)
             self.missed.remove((start, end, name))
             view = self.stream.catalog.views[name]
             assert view.shortcut
-            self.marked(view, view.shortcut, start, end, aside=True)
+            rows = self.short(view, view.shortcut, start, end, aside=True).toArrow()
+            self.swap(view, rows, start, end, duration(view.shortcut.step))
 
-    def marked(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> None:
-        self.swap(view, self.short(view, shortcut, since, until, aside), since, until, duration(shortcut.step))
+    def prepared(self) -> bool:
+        """Merge what the next marks need merged, before they are due; False where it was there already."""
+        before = dict(self.bases)
+        for view in self.views:
+            if view.shortcut and view.shortcut.coarse and view.name in self.seen:
+                step = duration(view.shortcut.step)
+                mark, lookback = floor(self.seen[view.name], step) + step, duration(view.lookback)
+                for source in view.shortcut.reads.values():
+                    if isinstance(source, Rollup):
+                        self.base(source, view.shortcut, mark, mark, lookback, False, fold.beyond(view, source))
+        return self.bases != before
 
     def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
         """The marks, from and until, that the short way has to write now; None where there are none."""
@@ -975,11 +991,11 @@ class Refresher:
         since = max(since, back)
         return since, floor(at, step) + (2 if silent or not last else 1) * step
 
-    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
+    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> DataFrame:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
         those apart from the rows that the newest marks go on from."""
         rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
-        return self.rows(view, shortcut, since, until) if rows is None else rows
+        return self.answers(view, shortcut, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
@@ -992,7 +1008,7 @@ class Refresher:
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
-            self.swap(view, self.rows(view, view, since, until), since, until, None)
+            self.swap(view, self.answers(view, view, since, until).toArrow(), since, until, None)
             took, since = time.monotonic() - began, until
             self.due[view.name].rest(took)
             log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
@@ -1045,7 +1061,7 @@ class Refresher:
             # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
             since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or HOUR)
             began = time.monotonic()
-            rows = self.rows(view, view, since, until)
+            rows = self.answers(view, view, since, until).toArrow()
             self.swap(view, rows, since, until, None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
             took = time.monotonic() - began
@@ -1074,11 +1090,11 @@ class Refresher:
             self.known[view.name] = looking
         return found
 
-    def rows(self, view: View, way: View | Shortcut, since: datetime, until: datetime) -> pa.Table:
+    def answers(self, view: View, way: View | Shortcut, since: datetime, until: datetime) -> DataFrame:
         """A view's rows of `[since, until)`, from the tables as they are, by the given way."""
-        return fold.answers(self.spark, view, way, self.read_table, since, until, settled=False).toArrow()
+        return fold.answers(self.spark, view, way, self.read_table, since, until, settled=False)
 
-    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
+    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> DataFrame | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
 
         None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
@@ -1088,31 +1104,43 @@ class Refresher:
         for parameter, source in shortcut.reads.items():
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
-            base = self.base(source, since, until - step, lookback, aside, fold.beyond(view, source))
-            tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
-            newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
+            base = self.base(source, shortcut, since, until - step, lookback, aside, fold.beyond(view, source))
+            newest = self.merged(source, shortcut, base.end, until)
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
-        return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False).toArrow()
+        return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False)
+
+    def merged(self, rollup: Rollup, shortcut: Shortcut, low: datetime, high: datetime) -> DataFrame:
+        """A rollup's rows of `[low, high)`, each once, its counted sets as counts."""
+        there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=high)
+        rows = fold.merge(rollup, fold.within(there, rollup.time, fold.period(self.spark, low, high)))
+        return fold.as_counts(rows, shortcut.counted)
 
     def base(
-        self, rollup: Rollup, first: datetime, last: datetime, lookback: timedelta, aside: bool, without: tuple[str, ...]
+        self,
+        rollup: Rollup,
+        shortcut: Shortcut,
+        first: datetime,
+        last: datetime,
+        lookback: timedelta,
+        aside: bool,
+        without: tuple[str, ...],
     ) -> Base:
         """What is merged beforehand for marks from `first` to `last`; over columns too, from what is merged for each of them."""
-        before = self.bases.get((rollup.name, aside, without))
+        kept = (rollup.name, shortcut.counted, aside)
+        before = self.bases.get((*kept, without))
         if before and before.serves(first, last, lookback):
             return before
         low, start, end = first - lookback, last - lookback + BASE, first - SETTLE_DOWN
-        apart = self.bases.get((rollup.name, aside, ())) if without else None
+        apart = self.bases.get((*kept, ())) if without else None
         if apart and apart.serves(first, last, lookback):
             (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
         else:
-            there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=end)
-            rows = fold.within(there, rollup.time, fold.period(self.spark, low, end))
-        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without).persist()
+            rows = self.merged(rollup, shortcut, low, end)
+        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without, shortcut.counted).persist()
         merged.count()
         if before:
             before.rows.unpersist()
-        self.bases[rollup.name, aside, without] = found = Base(low, start, end, merged)
+        self.bases[*kept, without] = found = Base(low, start, end, merged)
         return found
 
     def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
