@@ -254,7 +254,8 @@ def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
     found = {}
     for name in frames:
         rows = whole[name].combine_chunks()
-        found[name] = pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows.filter(rows.is_valid()))])
+        rows = rows.filter(rows.is_valid())
+        found[name] = pa.Table.from_arrays(rows.flatten(), names=[field.name for field in rows.type])
     return found
 
 
