@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     """The user's password; no message, log or file of the platform shows it."""
     master: str = "local[2]"
     """Spark's master for the stream, settling and replays."""
-    driver_memory: str = "1536m"
+    driver_memory: str = "1408m"
     """The largest heap of a Spark process, on a cluster of an executor too."""
     driver_host: str = "127.0.0.1"
     """The address at which the executors of a cluster reach this process; with a local master there are none."""

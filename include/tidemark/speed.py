@@ -160,7 +160,7 @@ class Stream:
                 signal.signal(signum, lambda *_: self.stopping.set())
         self.wait_for_broker()
         self.spark: SparkSession = session.session(
-            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}
+            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}, short=False
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
