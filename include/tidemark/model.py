@@ -300,14 +300,23 @@ class Rollup:
 
 @dataclass(frozen=True)
 class Live:
-    """How often a view's newest rows are computed again, and how far back a late event still corrects them live."""
+    """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
+
+    They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
+    time and leaves more files, so it is for views of few rows that are wanted soon. A live view that changes its step takes a new
+    name. A view of days takes whole days.
+    """
 
     every: str
     back: str
+    step: str = "1 hour"
 
     def __post_init__(self) -> None:
         refuse_if(not duration(self.every, "live: every"), f'live: every must be longer than "{self.every}"')
         duration(self.back, "live: back")
+        step = duration(self.step, "live: step")
+        part = step and not timedelta(hours=1) % step
+        refuse_if(not part, f'live: step is an hour, or goes into one without rest, not "{self.step}"')
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ STEP = 1_000_000
 SWEPT = timedelta(minutes=20)
 # How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
 REST = 9
+# And of a view that announces its rows, which somebody waits for.
+REST_OF_ANNOUNCED = 1
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -75,7 +77,7 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
     Raises `LeaseHeld` when another copy runs, `SpeedError` when the checkpoint, the topics and the tables do not belong
     together, and whatever stopped a batch: nothing half-written is visible, and the next start goes on from there.
     """
-    mine = catalog.stream(stream)
+    mine, settings = catalog.stream(stream), settings.of(stream)
     if not mine.topics:
         raise SpeedError(f"no topic belongs to stream {stream}; streams are {', '.join(catalog.streams)}")
     state = settings.state / stream
@@ -136,6 +138,7 @@ class Stream:
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
+        self.refreshed: dict[str, int] = {}
         # Views with marks that the short way never wrote: older than `back` when the stream came to them.
         self.skipped: set[str] = set()
 
@@ -157,7 +160,8 @@ class Stream:
         self.remember_time()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.roll_what_lacks()
-        background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions, self.tellings)]
+        beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
+        background = [Background(self, work) for work in beside]
         try:
             while not self.stopping.is_set():
                 self.follow(self.start_query())
@@ -723,8 +727,12 @@ class Stream:
     def shortcuts(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
 
+    def announced(self) -> Callable[[], None]:
+        """Views that announce have a clock of their own, so that nobody waits for the refresh of another view."""
+        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).whole
+
     def refreshes(self) -> Callable[[], None]:
-        return Refresher(self, self.live_views(), "views").whole
+        return Refresher(self, [v for v in self.live_views() if not v.announce], "views").whole
 
     def compactions(self) -> Callable[[], None]:
         due = Due(self.settings.compact_every)
@@ -845,7 +853,7 @@ class Background:
         self.thread.start()
 
     def loop(self, prepare: Callable[[], Callable[[], None]]) -> None:
-        self.stream.in_pool("marks" if prepare.__name__ == "shortcuts" else "views")
+        self.stream.in_pool("marks" if prepare.__name__ in ("shortcuts", "announced") else "views")
         work = prepare()
         while not self.stream.stopping.wait(0.1):
             try:
@@ -877,18 +885,19 @@ class Due:
 class Refresher:
     """Computes the newest rows of live views again from the tables, and swaps them in; a settled day is never touched.
 
-    Two of them run: one for the short ways, every few seconds, one for the full ways. `covered` says up to where the full
-    way has last written, so that the two never write one mark twice.
+    Three of them run: one for the short ways, every few seconds, one for the full ways, and one for the full ways of views that
+    announce. `covered` says up to where the full way has last written, so that no two write one mark twice.
     """
 
-    def __init__(self, stream: Stream, views: Sequence[View], pool: str) -> None:
-        self.stream, self.views = stream, views
+    def __init__(self, stream: Stream, views: Sequence[View], pool: str, rest: int = REST) -> None:
+        self.stream, self.views, self.rest = stream, views, rest
         self.spark = stream.spark if pool == "marks" else session.beside(stream.spark)
         self.due = {
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
         }
         self.seen: dict[str, datetime] = {}
-        self.upto: dict[str, int] = {}
+        # Up to which batch each view is computed: all of them know, for one view may read another.
+        self.upto, self.live = stream.refreshed, {v.name for v in stream.live_views()}
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
@@ -1011,7 +1020,7 @@ class Refresher:
             step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
             until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
             # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
-            behind = [self.upto[s.name] for s in view.reads.values() if s.name in self.upto]
+            behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
             seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
             back = min(at, last or at) - duration(view.refresh.back)
             if last:
@@ -1021,13 +1030,14 @@ class Refresher:
             if reopened:
                 back = min(back, midnight(reopened, self.zone))
             # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
-            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or HOUR)
+            part = HOUR if view.shortcut or dates else duration(view.refresh.step)
+            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or part)
             began = time.monotonic()
             rows = self.rows(view, view, since, until)
-            self.swap(view, rows, since, until, None)
+            self.swap(view, rows, since, until, part if part < HOUR else None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
             took = time.monotonic() - began
-            self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
+            self.due[view.name].rest(max(self.rest * took, self.due[view.name].seconds - took))
             log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
 
     def reopened(self, view: View) -> date | None:

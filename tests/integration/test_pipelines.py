@@ -41,7 +41,7 @@ def declared() -> Catalog:
     quick: dict[str, View] = {}
     for declaration in model.catalog(MODULES).derived:
         reads = {p: quick.get(s.name, s) for p, s in declaration.reads.items()}
-        refresh = declaration.refresh and Live("1 second", declaration.refresh.back)
+        refresh = declaration.refresh and replace(declaration.refresh, every="1 second")
         quick[declaration.name] = replace(declaration, reads=reads, refresh=refresh)
     for topic in model.catalog(MODULES).topics.values():
         found[topic.name] = topic

@@ -29,7 +29,7 @@ BURST = 5
 JUMP = 10
 """And of a price that moves by more percent within a minute."""
 MINUTE = 60_000_000
-SOON = Live(every="1 second", back="15 minutes")
+SOON = Live(every="1 second", back="15 minutes", step="1 minute")
 
 
 def sample_network_event(random: Random, at: datetime) -> dict[str, Any]:
