@@ -108,6 +108,11 @@ class File:
         found = RUN.match(self.path)
         return found["run"] if found else None
 
+    def meets(self, low: datetime | None, high: datetime | None) -> bool:
+        """Whether it may hold rows of `[low, high)`, as far as its statistics say."""
+        begins = low is None or self.high is None or comparable(self.high, low) >= millisecond(low)
+        return begins and (high is None or self.low is None or comparable(self.low, high) < high)
+
 
 class Table:
     """One Delta table of the lake, opened once and kept up to date. `time` names the column that files are pruned by."""
@@ -522,11 +527,11 @@ def outside(settings: Settings, table: Table, file: File, since: datetime, until
 
 
 def typed(table: Table, file: File, schema: pa.Schema) -> pa.Table:
-    """A file's rows with the table's columns and types but `day`, whoever wrote it: instants of a person's Spark are INT96."""
+    """A file's rows with a schema's columns and types but `day`, whoever wrote it: instants of a person's Spark are INT96."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = pq.ParquetFile(table.path / file.path).read()
+    found = pq.ParquetFile(table.path / file.path).read(columns=schema.names)
     columns = {
         f.name: found[f.name].cast(f.type, safe=False) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
         for f in schema
@@ -1077,6 +1082,24 @@ def named_folders(table: Table) -> set[str]:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
+def beside(table: Table, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """What a table holds, in these columns, of the days and the times of some rows: at least that. By Arrow, without Spark."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    days, schema = set(pc.unique(rows["day"]).to_pylist()), pa.schema(rows.schema.field(c) for c in columns)
+    instants = bool(table.time) and pa.types.is_timestamp(rows[table.time].type)
+    low, high = pc.min_max(rows[table.time]).as_py().values() if instants else (None, None)
+    found = [schema.empty_table()]
+    for file in table.files():
+        if file.day in days and file.meets(low, high + timedelta.resolution if high else None):
+            part = typed(table, file, schema)
+            if "day" in columns:
+                part = part.append_column("day", pa.array([file.day] * part.num_rows, pa.date32()))
+            found.append(part.select(columns).cast(schema))
+    return pa.concat_tables(found)
+
+
 def read(
     spark: SparkSession,
     table: Table,
@@ -1108,9 +1131,7 @@ def read(
     chosen = [
         str(table.path / f.path)
         for f in (files if files is not None else table.files())
-        if (wanted is None or f.day in wanted)
-        and (low is None or f.high is None or comparable(f.high, low) >= millisecond(low))
-        and (high is None or f.low is None or comparable(f.low, high) < high)
+        if (wanted is None or f.day in wanted) and f.meets(low, high)
     ]
     if not chosen:
         return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemark import fold, kafka, lake, local, metrics, session
+from tidemark import fold, kafka, lake, local, metrics, notify, session
 from tidemark.local import Lease
 from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
 
@@ -907,6 +907,8 @@ class Refresher:
         self.waiting: float | None = None
         # Minutes of marks, by view, that were missed while the stream was away or caught up.
         self.missed: list[tuple[datetime, datetime, str]] = []
+        # What was to be announced and neither Kafka nor a file took: it goes with what is announced next.
+        self.unsaid: list[notify.Message] = []
 
     def waits(self) -> bool:
         """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
@@ -1111,14 +1113,47 @@ class Refresher:
                 )
                 rows = pa.concat_tables([there.select(*rows.column_names).toArrow().cast(rows.schema), rows])
                 since = hour
+            parts = [(span, p) for span, p in by_span(rows, view.time, step or HOUR, self.zone) if span >= since or not step]
             adds = []
-            for span, part in by_span(rows, view.time, step or HOUR, self.zone):
-                if span >= since or not step:
-                    mark = f"{span:%M%S}" if step else "all"
-                    adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
+            for span, part in parts:
+                mark = f"{span:%M%S}" if step else "all"
+                adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
+            if view.announce and self.stream.settings.told and parts:
+                self.announce(view, table, pa.concat_tables([part for _, part in parts]))
             lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
             if not step:
                 self.stream.covered[view.name] = until
+
+    def announce(self, view: View, table: lake.Table, rows: pa.Table) -> None:
+        """Send what is said of the rows whose key the table has not, before it has them: whoever is killed in between sends it
+        again, under the same id. Raises nothing: rows are never held back by their announcement.
+        """
+        began = time.monotonic()
+        try:
+            fresh = self.fresh(view, table, rows)
+            self.unsaid += notify.announced(self.stream.settings, view, fresh)
+            if self.unsaid:
+                notify.send(self.stream.settings, self.unsaid)
+                self.unsaid = []
+                log.info("announced", view=view.name, rows=len(fresh), seconds=round(time.monotonic() - began, 3))
+                lake.failpoint("announced")
+        except Exception as error:
+            log.error(
+                "could not be announced", view=view.name, unsaid=len(self.unsaid), because=" ".join(str(error).split())[:500]
+            )
+
+    def fresh(self, view: View, table: lake.Table, rows: pa.Table) -> list[dict[str, Any]]:
+        """The rows whose key the table has not, by time; none of a settled day, which live rows do not enter. By Arrow alone."""
+        import pyarrow as pa
+
+        key = list(view.key)
+        numbered = rows.select(key).append_column("_row", pa.array(range(rows.num_rows))).drop_null()
+        new = numbered.join(lake.beside(table, rows, key), keys=key, join_type="left anti")
+        if not new.num_rows:
+            return []
+        settled = lake.settled_days(self.stream.settings, table)
+        order = [(column, "ascending") for column in dict.fromkeys([view.time, *key])]
+        return [row for row in rows.take(new["_row"]).sort_by(order).to_pylist() if row["day"] not in settled]
 
 
 def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tuple[datetime, datetime]]:
