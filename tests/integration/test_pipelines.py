@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tidemark import kafka, lake, model, query, settle
-from tidemark.model import Catalog, Live, Topic, View
+from tidemark.model import Catalog, Topic, View
 from tidemark.pipelines import searches, stocks, study, visits, words
 from tidemark.settings import Settings
 

@@ -14,7 +14,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from tidemark.functions import of_log, pane
-from tidemark.model import Live, Topic, expect, view
+from tidemark.model import Announce, Live, Topic, expect, view
 from tidemark.pipelines.stocks import QUOTES
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ TRANSACTIONS = Topic(
     time="minute",
     lookahead="1 minute",
     live=SOON,
+    announce=Announce("{host}: {errors} errors within a minute", "Of the minute {minute}; the first at {began_at}."),
     comments={
         "minute": "its start; an event at the next minute's start is of that one",
         "errors": f"distinct by event_id, more than {ERRORS}",
@@ -131,6 +132,7 @@ def host_errors(events: DataFrame) -> DataFrame:
     key=("transaction_id", "happened_at"),
     time="happened_at",
     live=SOON,
+    announce=Announce("Card {card}: {amount:,.2f} at once", "Transaction {transaction_id} of {happened_at}."),
     comments={"amount": f"more than {LIMIT:,}"},
     checks=[
         expect("ExpectColumnValuesToBeBetween", column="amount", min_value=LIMIT, strict_min=True),
@@ -155,6 +157,9 @@ def large_transactions(transactions: DataFrame) -> DataFrame:
     lookback="1 minute",
     lookahead="1 minute",
     live=SOON,
+    announce=Announce(
+        "Card {card}: {transactions} transactions within a minute", "{amount:,.2f} in all; a burst since {completed_at}."
+    ),
     comments={
         "minute": "the one in which a transaction completed a burst",
         "transactions": f"the most within 60 seconds that end in the minute, {BURST} or more",
@@ -197,6 +202,7 @@ def card_bursts(transactions: DataFrame) -> DataFrame:
     lookback="1 minute",
     lookahead="1 minute",
     live=SOON,
+    announce=Announce("{symbol}: {percent:+.1f} % within a minute", "By the quote of {jumped_at}."),
     comments={
         "minute": "the one in which the price had jumped",
         "percent": f"the farthest move within 60 seconds that end in the minute, up or down, more than {JUMP}; rounded half up",
