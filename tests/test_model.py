@@ -388,7 +388,7 @@ def test_catalog_finds_by_name_and_says_what_there_is():
 def test_a_stream_has_its_topics_and_their_rollups_only():
     loud = panes(named("loud", lambda views: views), reads={"views": ALARMS})
     found = catalog([pipeline("both", VIEWS, ALARMS, PANES, loud, HOURS)])
-    assert found.streams == ("alarms", "main")
+    assert found.streams == ("main", "alarms")
     assert found.stream("alarms").names == ("alarms", "loud")
     assert found.stream("main").names == ("page_views", "page_panes")
 

@@ -619,7 +619,8 @@ class Catalog:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        return tuple(sorted({t.stream for t in self.topics.values()}))
+        """Main first, the others by name."""
+        return tuple(sorted({t.stream for t in self.topics.values()}, key=lambda s: (s != "main", s)))
 
 
 def sources(declared: Declared) -> tuple[Declared, ...]:

@@ -26,6 +26,8 @@ BARS = "▁▂▃▄▅▆▇█"
 TRAIL = timedelta(minutes=10)
 TOP = 10
 SILENT = timedelta(seconds=15)
+VIEWS = ("site_last_hour", "last_hour", "site_daily_traffic")
+"""What the screen shows."""
 EVERY = 1.0
 """Seconds between looks. A look at an unchanged table costs under a millisecond."""
 
@@ -95,9 +97,10 @@ class Look:
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self.settings, self.catalog = settings, catalog
         views = settings.lake_path / "views"
-        self.site = Newest(views / "site_last_hour", "mark", TRAIL)
-        self.pages = Newest(views / "last_hour", "mark", timedelta())
-        self.days = Newest(views / "site_daily_traffic", "day", timedelta(days=6))
+        site, pages, days = (views / name for name in VIEWS)
+        self.site = Newest(site, "mark", TRAIL)
+        self.pages = Newest(pages, "mark", timedelta())
+        self.days = Newest(days, "day", timedelta(days=6))
 
     def now(self) -> Sight:
         pages = sorted(self.pages.rows(), key=lambda row: (-row["pv"], row["page"]))
