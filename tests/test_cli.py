@@ -116,6 +116,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["replay", "--from", "zero"], "--from zero is not a day"),
         (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are page_views"),
         (["produce", "page_views"], "say either --file F.jsonl or --sample"),
+        (["produce", "page_views", "orders", "--file", "f.jsonl"], "a file goes to one topic; several go with --sample"),
         (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),

@@ -195,6 +195,10 @@ OTHERS = {
     ),
     "live every so often": (lambda: Live(every="often", back="1 hour"), 'live: every: "often" is not a length of time'),
     "live without a pause": (lambda: Live(every="0 seconds", back="1 hour"), 'every must be longer than "0 seconds"'),
+    "live by steps that cross hours": (
+        lambda: Live("1 second", "1 hour", step="7 minutes"),
+        'live: step is an hour, or goes into one without rest, not "7 minutes"',
+    ),
     "live back for ever": (lambda: Live(every="5 seconds", back="ever"), 'live: back: "ever" is not a length of time'),
     "expectation in snake case": (lambda: expect("expect_column_to_exist"), '"expect_column_to_exist" is not an expectation'),
     "severity unheard of": (
