@@ -108,13 +108,15 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
         settings: Settings,
         arguments: dict[str, Any] | None = None,
         *,
+        stream: str = "main",
         recover: bool = False,
         accept_loss: bool = False,
         failpoint: str | None = None,
         program: str = SPEED,
     ) -> Process:
         settings.home.mkdir(parents=True, exist_ok=True)
-        argument = [request.module.__name__, arguments or {}, {"recover": recover, "accept_loss": accept_loss}]
+        options = {"stream": stream, "recover": recover, "accept_loss": accept_loss}
+        argument = [request.module.__name__, arguments or {}, options]
         process = Process(settings, program, argument, failpoint, settings.home / f"process-{len(started)}.log")
         started.append(process)
         return process
