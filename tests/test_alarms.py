@@ -248,27 +248,27 @@ LAW = Law(
             WHERE amount > 10000 AND happened_at >= start AND happened_at < stop""",
         "card_bursts": """
             WITH seen AS (
-                SELECT last.card, last.happened_at AS at, last.transaction_id, count(*) AS n, sum(one.amount) AS total
+                SELECT last.card, last.happened_at AS done, last.transaction_id, count(*) AS n, sum(one.amount) AS total
                 FROM transactions last JOIN transactions one ON one.card = last.card
                     AND one.happened_at BETWEEN last.happened_at - INTERVAL 60 SECOND AND last.happened_at
                 GROUP BY ALL HAVING count(*) >= 5
             )
-            SELECT card, date_trunc('minute', at) AS minute, max(n) AS transactions, first(total ORDER BY n DESC, at) AS amount,
-                   min(at) AS completed_at
-            FROM seen, period WHERE date_trunc('minute', at) >= start AND date_trunc('minute', at) < stop GROUP BY ALL""",
+            SELECT card, date_trunc('minute', done) AS minute, max(n) AS transactions, first(total ORDER BY n DESC, done) AS amount,
+                   min(done) AS completed_at
+            FROM seen, period WHERE date_trunc('minute', done) >= start AND date_trunc('minute', done) < stop GROUP BY ALL""",
         # In whole ten-thousandths, so that nothing is rounded but the answer.
         "price_jumps": """
-            WITH priced AS (SELECT symbol, quoted_at AS at, (price * 10000)::HUGEINT AS price FROM quotes WHERE price > 0),
+            WITH priced AS (SELECT symbol, quoted_at AS done, (price * 10000)::HUGEINT AS price FROM quotes WHERE price > 0),
             moves AS (
-                SELECT now.symbol, now.at, sign(now.price - past.price)
+                SELECT now.symbol, now.done, sign(now.price - past.price)
                     * ((abs(now.price - past.price) * 20000 + past.price) // (2 * past.price)) AS percent_2
                 FROM priced now JOIN priced past ON past.symbol = now.symbol
-                    AND past.at BETWEEN now.at - INTERVAL 60 SECOND AND now.at
+                    AND past.done BETWEEN now.done - INTERVAL 60 SECOND AND now.done
                 WHERE now.price * 10 > past.price * 11 OR now.price * 10 < past.price * 9
             )
-            SELECT symbol, date_trunc('minute', at) AS minute, min(at) AS jumped_at,
+            SELECT symbol, date_trunc('minute', done) AS minute, min(done) AS jumped_at,
                    CAST(first(percent_2 ORDER BY abs(percent_2) DESC, percent_2 DESC) AS DECIMAL(24, 0)) / 100 AS percent
-            FROM moves, period WHERE date_trunc('minute', at) >= start AND date_trunc('minute', at) < stop GROUP BY ALL""",
+            FROM moves, period WHERE date_trunc('minute', done) >= start AND date_trunc('minute', done) < stop GROUP BY ALL""",
     },
     near_alarms,
 )
