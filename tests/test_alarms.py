@@ -253,8 +253,8 @@ LAW = Law(
                     AND one.happened_at BETWEEN last.happened_at - INTERVAL 60 SECOND AND last.happened_at
                 GROUP BY ALL HAVING count(*) >= 5
             )
-            SELECT card, date_trunc('minute', done) AS minute, max(n) AS transactions, first(total ORDER BY n DESC, done) AS amount,
-                   min(done) AS completed_at
+            SELECT card, date_trunc('minute', done) AS minute, max(n) AS transactions,
+                   first(total ORDER BY n DESC, done) AS amount, min(done) AS completed_at
             FROM seen, period WHERE date_trunc('minute', done) >= start AND date_trunc('minute', done) < stop GROUP BY ALL""",
         # In whole ten-thousandths, so that nothing is rounded but the answer.
         "price_jumps": """

@@ -369,12 +369,12 @@ def down() -> None:
 def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
     """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
     Returns whether every stream ended in time."""
-    from tidemark import airflow, local
+    from tidemark import airflow, lake, local
 
     if any(local.recorded(config, name) for name in airflow.COMPONENTS):
         with steps.step("airflow") as say:
             say("ended" if airflow.take_down(config) else "swept")
-    streams = {f"speed-{stream}": stream for stream in catalog().streams}
+    streams = {f"speed-{stream}": stream for stream in lake.streams(config, catalog().streams)}
     others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
     ended = True
 
@@ -616,10 +616,10 @@ def seek(
 
     Exit code 1 while the group has members: end them first. A stream keeps its offsets in its checkpoint and is not moved.
     """
-    from tidemark import kafka
+    from tidemark import kafka, lake
 
-    at = place(to, "--to")
-    if group in {f"tidemark-{stream}" for stream in catalog().streams}:
+    at, config = place(to, "--to"), settings()
+    if group in {f"tidemark-{stream}" for stream in lake.streams(config, catalog().streams)}:
         raise Wrong(f"{group} is a stream, which reads on from its checkpoint; its group only shows how far it is")
     moved = kafka.seek(with_broker(), group, topic, at, partition)
     rows = [{"partition": p, "before": before, "after": after} for p, (before, after) in sorted(moved.items())]
@@ -701,6 +701,10 @@ def chosen(config: Settings, letters: Sequence[str] | None, every: bool) -> list
 @app.command()
 def speed(
     stream: Annotated[str, typer.Option(help="Which stream.")] = "main",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A topic, rollup or view: read what it needs, nothing else; may be given more than once."),
+    ] = None,
     recover: Annotated[
         bool, typer.Option("--recover", help="The checkpoint is lost: go on from the log's last offsets.")
     ] = False,
@@ -711,12 +715,26 @@ def speed(
 ) -> None:
     """Run a stream here until Ctrl-C or SIGTERM, which end it between two batches. `tidemark up` runs it in the background.
 
-    Exit code 75 when another copy runs.
-    """
-    name = stream_named(stream)
-    from tidemark import speed as engine
+    With `--only` pipelines are split over streams, each a consumer of its own: end the stream that reads them, then start two, of
+    which one may have a new name. Each goes on where the other stopped. Without `--only` a stream takes its own back.
 
-    engine.run(settings(), catalog(), name, recover, accept_loss)
+        tidemark speed --only site_last_hour --only hourly_traffic --only daily_traffic
+
+        tidemark speed --stream second --only visits --only search_clicks    # in another terminal
+
+    Exit code 75 when another copy runs, or another stream reads one of the topics.
+    """
+    from tidemark import speed as engine
+    from tidemark.model import NAME
+
+    for name in only or ():
+        if name not in catalog().names:
+            raise Wrong(f"there is no topic, rollup or view {name}; there are {', '.join(catalog().names)}")
+    if not only:
+        stream_named(stream)
+    elif not NAME.fullmatch(stream):
+        raise Wrong(f"--stream {stream} is no name: lower case letters, digits and underscores")
+    engine.run(settings(), catalog(), stream, recover, accept_loss, only or ())
 
 
 @app.command()
@@ -1086,7 +1104,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "airflow": {"url": airflow.url(config), "health": f"not healthy: {', '.join(sick)}" if sick else "healthy"}
         if started
         else None,
-        "streams": {name: local.status(config, name) for name in catalog().streams},
+        "streams": {name: local.status(config, name) for name in lake.streams(config, catalog().streams)},
         "notifier": local.status(config, "notify").get("heartbeat"),
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
@@ -1285,8 +1303,10 @@ def samples() -> tuple[list[Topic], list[Topic]]:
 
 def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> int:
     """Records below `ends` that no committed batch has read."""
-    done = {topic: parts for pin in pins.values() for topic, parts in pin.offsets.items()}
-    return sum(max(0, end - int(done.get(t, {}).get(str(p), 0))) for t, parts in ends.items() for p, end in parts.items())
+    from tidemark import lake
+
+    done = {topic: lake.upto(pins, topic) for topic in ends}
+    return sum(max(0, end - done[t].get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
 
 
 def refuse_ended(config: Settings, stream: str) -> None:

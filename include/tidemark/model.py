@@ -617,6 +617,19 @@ class Catalog:
             {},
         )
 
+    def only(self, names: Iterable[str]) -> Catalog:
+        """The topics that the named topics, rollups and views read, however far, and every rollup over them.
+
+        Raises `KeyError` for an unknown name, `DeclarationError` for a rollup that would have a part of its topics.
+        """
+        chosen = needed(self, [self[name].name for name in names])
+        topics = {n: t for n, t in self.topics.items() if n in chosen}
+        rollups = {n: r for n, r in self.rollups.items() if any(t.name in topics for t in r.topics.values())}
+        for rollup in rollups.values():
+            lacks = [t.name for t in rollup.topics.values() if t.name not in topics]
+            refuse_if(bool(lacks), f"rollup {rollup.name} reads {', '.join(lacks)} too; its topics must share a stream")
+        return Catalog(topics, rollups, {})
+
     @property
     def streams(self) -> tuple[str, ...]:
         """Main first, the others by name."""
@@ -655,7 +668,8 @@ def fingerprint(declared: Source) -> str:
     """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
     if isinstance(declared, Changes):
         return f"changes of {fingerprint(declared.topic)}"
-    said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in ("function", "reads", "shortcut", "sample")))]
+    beside = ("function", "reads", "shortcut", "sample", "stream")  # a topic is the same in whatever stream
+    said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in beside))]
     if not isinstance(declared, Topic):
         said += [
             inspect.getsource(declared.function),

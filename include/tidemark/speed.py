@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
-from tidemark.local import Lease
-from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, streams_of
+from tidemark.local import Lease, LeaseHeld
+from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, needed
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -69,15 +70,25 @@ class SpeedError(RuntimeError):
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: bool = False, accept_loss: bool = False) -> None:
+def run(
+    settings: Settings,
+    catalog: Catalog,
+    stream: str = "main",
+    recover: bool = False,
+    accept_loss: bool = False,
+    only: Sequence[str] = (),
+) -> None:
     """Run one stream until SIGTERM, SIGINT or a stop marker; returns when it has drained between two batches.
 
+    `only` names topics, rollups and views: the stream reads what they need and nothing else, and goes on where another stream
+    that has read a topic of them has stopped. Without, it reads the topics that are declared to be its own.
     `recover` opens a new generation at the log's last offset of each partition, for a checkpoint that is lost;
     `accept_loss` does so where Kafka has deleted records that were never read, and enters the lost range in the ledger.
-    Raises `LeaseHeld` when another copy runs, `SpeedError` when the checkpoint, the topics and the tables do not belong
-    together, and whatever stopped a batch: nothing half-written is visible, and the next start goes on from there.
+    Raises `LeaseHeld` when another copy runs, or another stream reads one of the topics, `SpeedError` when the checkpoint, the
+    topics and the tables do not belong together, and whatever stopped a batch: nothing half-written is visible, and the next
+    start goes on from there.
     """
-    mine, settings = catalog.stream(stream), settings.of(stream)
+    mine, settings = catalog.only(only) if only else catalog.stream(stream), settings.of(stream)
     if not mine.topics:
         raise SpeedError(f"no topic belongs to stream {stream}; streams are {', '.join(catalog.streams)}")
     state = settings.state / stream
@@ -88,13 +99,26 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
             wait_until_wanted(settings, stream)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
-            running = Stream(settings, catalog, stream, state)
-            with running.metrics.served():
+            running = Stream(settings, catalog, stream, state, mine)
+            with readers(settings, mine), running.metrics.served():
                 running.run(recover, accept_loss)
         except BaseException as error:
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def readers(settings: Settings, mine: Catalog) -> ExitStack:
+    """A lease for each topic: of two streams that want one, the second refuses. Raises `LeaseHeld`."""
+    with ExitStack() as leases:
+        for name in sorted(mine.topics):
+            try:
+                leases.enter_context(Lease(settings.state / "topics" / f"{name}.lease"))
+            except LeaseHeld as held:
+                raise LeaseHeld(
+                    f"topic {name} is read by another stream: {held}. Or leave it out: tidemark speed --only …"
+                ) from None
+        return leases.pop_all()
 
 
 def wait_until_wanted(settings: Settings, stream: str) -> None:
@@ -117,9 +141,9 @@ def beat(state: str, **more: Any) -> dict[str, Any]:
 class Stream:
     """One stream's run: its tables, its generation, its query, and the live views that hang on it."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, name: str, state: Path) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, name: str, state: Path, mine: Catalog | None = None) -> None:
         self.settings, self.catalog, self.name, self.state = settings, catalog, name, state
-        self.mine = catalog.stream(name)
+        self.mine = mine or catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
         self.began = datetime.now(UTC)
@@ -274,7 +298,8 @@ class Stream:
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
-        """The checkpoint's generation: the one it carries, a first one, or with `recover` a new one above all before."""
+        """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
+        where its topics are others than before."""
         topics = list(self.mine.topics)
         found = self.checkpoint.identity
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
@@ -290,7 +315,9 @@ class Stream:
                         f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                     )
         earliest = kafka.offsets(self.settings, topics, "earliest")
-        if found and not recover:
+        moved, taken = self.taken_over(found)
+        given = [t for t in (found.topic_ids if found else ()) if t not in topics]
+        if found and not (recover or moved or given):
             newest = self.checkpoint.newest("offsets")
             planned = found.base + (-1 if newest is None else newest)
             if planned < last:
@@ -312,8 +339,9 @@ class Stream:
             )
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
-        if last >= 0:
-            done = self.finish_ledger(self.entered_spans(), self.log_spans(topics), max(1, number - 1))
+        if last >= 0 or moved:
+            held = [*topics, *(t for t in given if t in self.tables)]  # a killed batch may have held what is given away
+            done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
             lost = self.lost(done, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -328,8 +356,39 @@ class Stream:
             aside = self.checkpoint.path.with_name(f"{self.name}.before-{number}-{int(time.time())}")
             shutil.move(self.checkpoint.path, aside)
             log.warning("the old checkpoint is kept", path=str(aside))
-        log.info("a new generation", stream=self.name, generation=number, start=start)
-        return self.write_identity(lake.Generation(number, last + 1, start, ids))
+        log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
+        return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
+
+    def taken_over(self, found: lake.Generation | None) -> tuple[bool, dict[str, int]]:
+        """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
+        batch. Raises `SpeedError` for one that has not drained.
+        """
+        from pyspark.sql import functions as F
+
+        checkpoints = {s: lake.Checkpoint.of(self.settings, s) for s in lake.streams(self.settings, ()) if s != self.name}
+        theirs = {s: {t for t in c.identity.topic_ids if t in self.mine.topics} for s, c in checkpoints.items() if c.identity}
+        own = set(found.topic_ids) if found else set()
+        asked = [t for t in self.mine.topics if t not in own or any(t in topics for topics in theirs.values())]
+        if not asked or (not checkpoints and self.ledger.appended(self.name) is None):
+            return False, {}
+        rows = lake.read(self.spark, self.ledger).where(F.col("topic").isin(asked)).groupBy("topic", "partition")
+        ends = rows.agg(F.max("until_offset").alias("until"), F.max_by("stream", "until_offset").alias("stream"))
+        entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in ends.toArrow().to_pylist()}
+        for stream, topics in theirs.items():
+            planned = checkpoints[stream].newest("offsets")
+            until = checkpoints[stream].offsets(planned) if planned is not None else {}
+            if half := [t for t in topics for p, o in until.get(t, {}).items() if o > entered.get((t, p), (0, ""))[0]]:
+                raise SpeedError(
+                    f"stream {stream} was reading {half[0]} and has ended inside a batch. Start it, so that it finishes what it "
+                    f"has begun, and drain it: tidemark speed --stream {stream}. Then start this one again"
+                )
+        mine = self.read_upto(found) if found else {}
+        read_on = {
+            stream
+            for (topic, p), (until, stream) in entered.items()
+            if until > mine.get(topic, {}).get(p, 0) and not (stream == self.name and topic in own)
+        }
+        return bool(read_on), {s: self.ledger.appended(s) or 0 for s in read_on - {self.name}}
 
     def read_upto(self, generation: lake.Generation | None = None) -> dict[str, dict[str, int]]:
         """The next offset of each partition that the checkpoint has committed none beyond."""
@@ -367,10 +426,10 @@ class Stream:
         log.warning("going on without what Kafka has deleted; the ledger keeps the range", stream=self.name, lost=lost)
         self.write_ledger(lake.Batch(self.name, seq, seq, lost), counts, datetime.now(UTC), generation)
 
-    def entered(self) -> DataFrame:
-        """This stream's ledger, as Spark reads it: it may hold years."""
+    def entered(self, stream: str = "") -> DataFrame:
+        """A stream's ledger, this one's unless said, as Spark reads it: it may hold years."""
         rows = lake.read(self.spark, self.ledger)
-        return rows.where(rows["stream"] == self.name)
+        return rows.where(rows["stream"] == (stream or self.name))
 
     def newest_generation(self) -> int:
         from pyspark.sql import functions as F
@@ -378,12 +437,13 @@ class Stream:
         found = self.entered().agg(F.max("generation").alias("number")).first() if self.ledger.exists else None
         return found["number"] if found and found["number"] is not None else 0
 
-    def entered_spans(self) -> dict[str, dict[str, list[int]]]:
-        """The first offset of each partition in the ledger and the one after its last."""
+    def entered_spans(self, topics: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+        """The first offset of each partition in the ledger and the one after its last, whichever stream has entered them."""
         from pyspark.sql import functions as F
 
+        rows = lake.read(self.spark, self.ledger)
         ends = (
-            self.entered()
+            rows.where(rows["topic"].isin(list(topics)))
             .groupBy("topic", "partition")
             .agg(F.min("from_offset").alias("from_offset"), F.max("until_offset").alias("until_offset"))
         )
@@ -418,7 +478,7 @@ class Stream:
         """
         from pyspark.sql import functions as F
 
-        done = {t: {p: until for p, (_, until) in parts.items()} for t, parts in entered.items() if t in self.mine.topics}
+        done = {t: {p: until for p, (_, until) in parts.items()} for t, parts in entered.items()}
         offsets: dict[str, dict[str, list[int]]] = {}
         counts: list[dict[str, Any]] = []
         for topic, parts in held.items():
@@ -433,10 +493,10 @@ class Stream:
                 F.count("*").alias("records"),
                 F.count("reject").alias("rejects"),
                 F.count_if(fold.ended()).alias("tombstones"),
-                F.max(fold.event_time(self.mine.topics[topic])).alias("stream_time"),
+                F.max(fold.event_time(self.catalog.topics[topic])).alias("stream_time"),
             )
             mine = [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
-            counts += self.explained(self.mine.topics[topic], mine, spans)
+            counts += self.explained(self.catalog.topics[topic], mine, spans)
         if counts:
             seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
             self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
@@ -446,6 +506,8 @@ class Stream:
 
     def remember_time(self) -> None:
         rows = lake.newest_batch(self.settings, self.name)
+        if not rows:  # what was taken over has come so far
+            rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
         self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
@@ -453,13 +515,16 @@ class Stream:
     # ---- what a rollup lacks
 
     def roll_what_lacks(self) -> None:
-        """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not."""
-        done = self.ledger.appended(self.name)
-        for rollup in self.mine.rollups.values():
-            have = self.tables[rollup.name].appended(self.name) if rollup.name not in self.set_aside else done
+        """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not.
+
+        Those of streams that this one has taken topics from too: they do not come back to them.
+        """
+        read = {self.name: self.ledger.appended(self.name)} | self.generation.taken
+        for rollup, stream, done in ((r, s, d) for r in self.mine.rollups.values() for s, d in read.items()):
+            have = self.tables[rollup.name].appended(stream) if rollup.name not in self.set_aside else done
             if done is None or (have is not None and have >= done):
                 continue
-            for step in self.steps(rollup, -1 if have is None else have):
+            for step in self.steps(rollup, stream, -1 if have is None else have):
                 log.info("rolling from the log", rollup=rollup.name, batches=[step.lo, step.hi], upto=done)
                 try:
                     self.roll_step(rollup, step)
@@ -469,13 +534,13 @@ class Stream:
                     self.aside(rollup, error)
                     break
 
-    def steps(self, rollup: Rollup, have: int) -> list[lake.Batch]:
-        """The ledger's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
+    def steps(self, rollup: Rollup, stream: str, have: int) -> list[lake.Batch]:
+        """A stream's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         reads = sorted({t.name for t in rollup.topics.values()})
-        lacks = self.entered().where((F.col("seq") > have) & F.col("topic").isin(reads))
+        lacks = self.entered(stream).where((F.col("seq") > have) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
         numbered = (
             lacks.groupBy("seq")
@@ -496,7 +561,7 @@ class Stream:
         for row in spans.orderBy("step").toArrow().to_pylist():
             found.setdefault(row["step"], []).append(row)
         return [
-            lake.Batch(self.name, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
+            lake.Batch(stream, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
             for rows in found.values()
         ]
 
@@ -504,7 +569,7 @@ class Stream:
         events = {}
         for parameter, topic in rollup.topics.items():
             table = self.tables[topic.name]
-            files = table.files_of(batch.lo, batch.hi)
+            files = table.files_of(batch.lo, batch.hi, batch.stream)
             rows = fold.within_offsets(lake.read(self.spark, table, files=files), batch.offsets.get(topic.name, {}))
             events[parameter] = fold.accepted(topic, rows)
         table = self.tables[rollup.name]
@@ -720,9 +785,14 @@ class Stream:
     # ---- beside the batches
 
     def live_views(self) -> list[View]:
-        """The live views that this stream refreshes: those whose first stream, by name, it is."""
+        """The live views that this stream refreshes: those of which it reads the first topic, by name."""
         views = [v for v in self.catalog.views.values() if v.refresh and v.name in self.tables]
-        return [v for v in views if min(streams_of(v)) == self.name]
+        return [v for v in views if min(needed(self.catalog, [v.name]) & self.catalog.topics.keys()) in self.mine.topics]
+
+    def others(self, view: View) -> list[lake.Table]:
+        """The tables that a view looks at and another stream writes."""
+        looked_at = needed(self.catalog, [view.name])
+        return [self.tables[n] for n in (*self.catalog.topics, *self.catalog.rollups) if n in looked_at - {*self.mine.names}]
 
     def shortcuts(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
@@ -742,9 +812,10 @@ class Stream:
             if not due() or not pin:
                 return
             declarations: tuple[Declared, ...] = (*self.mine.topics.values(), *self.mine.rollups.values())
+            upto = {name: pin.seq for name, pin in lake.pins(self.settings, self.catalog.streams).items()}
             for declared in declarations:
                 if declared.name in self.tables:
-                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), {self.name: pin.seq})
+                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), upto)
             lake.compact(self.spark, self.settings, self.ledger, None, {self.name: pin.seq})
 
         return work
@@ -898,6 +969,9 @@ class Refresher:
         self.seen: dict[str, datetime] = {}
         # Up to which batch each view is computed: all of them know, for one view may read another.
         self.upto, self.live = stream.refreshed, {v.name for v in stream.live_views()}
+        # The tables of other streams that a view looks at, and at which version it has seen them.
+        self.others = {v.name: stream.others(v) for v in views}
+        self.versions: dict[str, list[int]] = {}
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
@@ -1010,6 +1084,8 @@ class Refresher:
             # A batch of late events alone moves no time, and corrects rows all the same.
             same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
             same &= view.name not in self.stream.skipped
+            others = [table.delta().version() for table in self.others[view.name]]
+            same &= others == self.versions.get(view.name, [])
             looking, reopened = datetime.now(UTC), self.reopened(view)
             if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
                 continue
@@ -1038,6 +1114,7 @@ class Refresher:
             rows = self.rows(view, view, since, until)
             self.swap(view, rows, since, until, part if part < HOUR else None)
             self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
+            self.versions[view.name] = others
             took = time.monotonic() - began
             self.due[view.name].rest(max(self.rest * took, self.due[view.name].seconds - took))
             log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tidemark import local
+from tidemark import lake, local
 from tidemark.model import Catalog
 from tidemark.settings import Settings
 
@@ -108,7 +108,7 @@ class Look:
             tuple((row["mark"], row["pv"], row["uv"]) for row in self.site.rows()),
             tuple((row["page"], row["pv"], row["uv"]) for row in pages[:TOP]),
             tuple((row["day"], row["pv"], row["uv"], row["settled"]) for row in reversed(self.days.rows())),
-            {name: local.status(self.settings, name) for name in self.catalog.streams},
+            {name: local.status(self.settings, name) for name in lake.streams(self.settings, self.catalog.streams)},
         )
 
 
