@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, batch, live, long, night, plain, publication, replay, series
+from bench import append, batch, every, live, long, night, plain, publication, replay, series
 from bench.measure import Figure, machine
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
 NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
-OWN = ("night", "replay")
+OWN = ("every", "night", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 ALSO = {"micro_batch": "append", "settled_series": "series"}
 
@@ -81,6 +81,8 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
             return series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
         case "long":
             return long.measure(world, 5000 if quick else 120_000, (100, 1000) if quick else (100, 1000, 10_000))
+        case "every":
+            return every.measure(world, rate, 60 if quick else 180, warmup=60)
         case "night":
             return night.measure(
                 world,

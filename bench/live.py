@@ -28,6 +28,7 @@ from tidemark.speed import SWEPT
 log = structlog.get_logger()
 
 VIEWS = (last_hour, site_last_hour)
+ROWS = "read_parquet(?, filename = true, hive_partitioning = false) JOIN file ON file.path = filename"
 
 
 def measure(world: World, rate: float, seconds: float, history: float, warmup: float) -> list[Figure]:
@@ -91,45 +92,53 @@ def added(path: Path) -> list[tuple[str, float]]:
     return list(found.items())
 
 
-def readable(world: World, start: float, end: float) -> list[Figure]:
-    """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
-
-    Of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. Which batches a
-    row of the last hour holds is told by its PV, which is exact: it equals the events of all batches up to one of them.
-    """
+def rollup_rows(world: World, start: float, end: float) -> duckdb.DuckDBPyConnection:
+    """Tables `file`, `event`, `part`, `prompt` (events of `[start, end)` that reached Kafka within a second) and `first`
+    (when the rollup's rows of each batch became readable)."""
     db = duckdb.connect()
-    paths: dict[str, list[str]] = {}
     db.execute("SET TimeZone = 'UTC'; CREATE TABLE file (path VARCHAR, seq BIGINT, committed DOUBLE, source VARCHAR)")
     for declared in (PAGE_VIEWS, page_panes, *VIEWS):
         for path, at in added(world.settings.lake_path / declared.table):
             span = lake.LIVE.search(path)
             if span is None or span["lo"] == span["hi"]:  # what compaction wrote holds nothing new
-                paths.setdefault(declared.name, []).append(path)
                 db.execute("INSERT INTO file VALUES (?, ?, ?, ?)", [path, span and int(span["lo"]), at, declared.name])
-    rows = "read_parquet(?, filename = true, hive_partitioning = false) JOIN file ON file.path = filename"
     db.execute(
         f"""CREATE TABLE event AS
         SELECT min(seq) AS seq, epoch(min(viewed_at)) AS happened, epoch(min(kafka.timestamp)) AS arrived,
                floor(epoch(min(viewed_at)) / 5) * 5 AS pane
-        FROM {rows} WHERE reject IS NULL GROUP BY event_id""",
-        [paths[PAGE_VIEWS.name]],
+        FROM {ROWS} WHERE reject IS NULL GROUP BY event_id""",
+        [paths(db, PAGE_VIEWS.name)],
     )
     db.execute("CREATE TABLE part AS SELECT seq, pane, count(*) AS n FROM event GROUP BY ALL")
     db.execute(f"CREATE TABLE prompt AS FROM event WHERE happened >= {start} AND happened < {end} AND arrived < happened + 1")
     db.execute(
         f"CREATE TABLE first AS SELECT seq, min(committed) AS committed FROM file WHERE source = '{page_panes.name}' GROUP BY seq"
     )
+    return db
+
+
+def paths(db: duckdb.DuckDBPyConnection, source: str) -> list[str]:
+    return [path for (path,) in db.execute("SELECT path FROM file WHERE source = ?", [source]).fetchall()]
+
+
+def readable(world: World, start: float, end: float) -> list[Figure]:
+    """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
+
+    Of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. Which batches a
+    row of the last hour holds is told by its PV, which is exact: it equals the events of all batches up to one of them.
+    """
+    db = rollup_rows(world, start, end)
     found = [*latencies(db, "rollup page_panes", "seq", "< 5")]
     for view in VIEWS:
         db.execute(
             f"""CREATE OR REPLACE TABLE row AS
-            WITH read AS (SELECT committed, epoch(mark) AS mark, sum(pv) AS pv FROM {rows}
+            WITH read AS (SELECT committed, epoch(mark) AS mark, sum(pv) AS pv FROM {ROWS}
                           WHERE epoch(mark) >= {start} AND epoch(mark) < {end} + 10 GROUP BY ALL),
                  upto AS (SELECT committed, mark, pv, part.seq,
                                  sum(sum(n)) OVER (PARTITION BY committed, mark ORDER BY part.seq) AS n
                           FROM read JOIN part ON pane < mark AND pane >= mark - 3600 GROUP BY committed, mark, pv, part.seq)
             SELECT committed, mark, max(seq) FILTER (n <= pv) AS seq, bool_or(n = pv) AS whole FROM upto GROUP BY ALL""",
-            [paths[view.name]],
+            [paths(db, view.name)],
         )
         db.execute(
             """CREATE OR REPLACE TABLE first AS

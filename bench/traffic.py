@@ -1,7 +1,8 @@
-"""A producer: the topic's own sample (late events, repeats and malformed ones included), now or of the past."""
+"""A producer: the topics' own samples (late events, repeats and malformed ones included), now or of the past."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tidemark import kafka
+from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS
 from tidemark.settings import Settings
 
@@ -20,9 +22,18 @@ def produce(
     seconds: Annotated[float, typer.Option()],
     seed: Annotated[int, typer.Option()],
     past: Annotated[bool, typer.Option()] = False,
+    every: Annotated[bool, typer.Option()] = False,
 ) -> None:
-    """Events of `seconds` at `rate` a second: from now on, or up to now and at once."""
+    """Events of `seconds` at `rate` a second: from now on, or up to now and at once; page views, or half of them on every
+    other topic that has a sample."""
     settings, count = Settings(), int(rate * seconds)
+    if every:
+        others = [t for t in CATALOG.topics.values() if t.sample and t is not PAGE_VIEWS]
+        for topic in others:
+            share = rate / 2 / len(others)
+            events = kafka.sample(topic, seed=seed, count=int(share * seconds), zone=settings.tz)
+            threading.Thread(target=kafka.produce, args=(settings, topic, events), kwargs={"rate": share}, daemon=True).start()
+        rate, count = rate / 2, count // 2
     if past:
         delivery = kafka.produce(settings, PAGE_VIEWS, before_now(rate, count, seed))
     else:

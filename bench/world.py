@@ -60,8 +60,8 @@ class World:
         if done.returncode:
             raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
 
-    def traffic(self, rate: float, seconds: float, past: bool = False) -> local.Process:
-        """A producer in a process of its own; `past` sends the seconds before now, as fast as it goes."""
+    def traffic(self, rate: float, seconds: float, past: bool = False, every: bool = False) -> local.Process:
+        """A producer in a process of its own; `past` sends the seconds before now, as fast as it goes; `every` on all topics."""
         self.runs += 1
         argv = [
             sys.executable,
@@ -71,7 +71,9 @@ class World:
             f"--seconds={seconds}",
             f"--seed={self.seed + self.runs}",
         ]
-        return local.start(self.settings, f"traffic-{self.runs}", argv + (["--past"] if past else []), self.environment())
+        return local.start(
+            self.settings, f"traffic-{self.runs}", argv + ["--past"] * past + ["--every"] * every, self.environment()
+        )
 
     def backlog(self, events: int) -> None:
         """Have at least so many events in the topic, of 1,000 events a second up to now."""
@@ -91,16 +93,17 @@ class World:
             (self.home / "yesterday").touch()
         return day
 
-    def stream(self) -> Tree:
-        """The stream's process tree, started where it does not run."""
-        process = local.start(self.settings, STREAM, [sys.executable, "-m", "tidemark", "speed"], self.environment())
-        until(lambda: self.beating(process), 120)
+    def stream(self, name: str = "main") -> Tree:
+        """A stream's process tree, started where it does not run."""
+        argv = [sys.executable, "-m", "tidemark", "speed", "--stream", name]
+        process = local.start(self.settings, f"speed-{name}", argv, self.environment())
+        until(lambda: self.beating(process, name), 120)
         return Tree(process.pid)
 
-    def beating(self, process: local.Process) -> bool:
+    def beating(self, process: local.Process, name: str) -> bool:
         if not process.alive():
             raise RuntimeError(f"the stream ended: {process.log.read_text()[-2000:]}")
-        return local.status(self.settings).get("heartbeat", {}).get("state") == "running"
+        return local.status(self.settings, name).get("heartbeat", {}).get("state") == "running"
 
     def stop_stream(self) -> None:
         local.stop(self.settings, STREAM)
@@ -108,14 +111,19 @@ class World:
     def stop(self, name: str) -> None:
         local.stop(self.settings, name)
 
+    def stop_producers(self) -> None:
+        for number in range(1, self.runs + 1):
+            self.stop(f"traffic-{number}")
+
     def ends(self) -> dict[int, int]:
         return kafka.offsets(self.settings, [PAGE_VIEWS.name], "latest")[PAGE_VIEWS.name]
 
-    def unread(self) -> int:
-        """Records that Kafka holds and no committed batch has read."""
-        pin = lake.pins(self.settings, ["main"]).get("main")
-        read = pin.offsets.get(PAGE_VIEWS.name, {}) if pin else {}
-        return sum(end - int(read.get(str(partition), 0)) for partition, end in self.ends().items())
+    def unread(self, stream: str = "main") -> int:
+        """Records of a stream's topics that Kafka holds and no committed batch has read."""
+        pin = lake.pins(self.settings, [stream]).get(stream)
+        read = pin.offsets if pin else {}
+        ends = kafka.offsets(self.settings, list(CATALOG.stream(stream).topics), "latest")
+        return sum(end - int(read.get(t, {}).get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
 
     def wait_read(self, seconds: float = 900) -> None:
         until(lambda: self.unread() == 0, seconds)

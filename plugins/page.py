@@ -37,8 +37,8 @@ PAGE = Path(__file__).with_suffix(".html")
 SECONDS, ROWS = 5.0, 20_000
 """The longest that one query of the page runs, and the most rows that it returns."""
 HOUR = timedelta(hours=1)
-DAYS, JUDGED, SHOWN, BATCHES, PAGES, REASONS = 28, 30, 60, 60, 20, 50
-"""How many the page shows: days, judged runs, runs, batches of a stream, busiest pages, reasons of rejects."""
+DAYS, JUDGED, SHOWN, BATCHES, PAGES, REASONS, NEWEST = 28, 30, 60, 60, 20, 50, 12
+"""How many the page shows: days, judged runs, runs, batches of a stream, busiest pages, reasons of rejects, rows of a view."""
 REJECTED_WITHIN = timedelta(days=6)
 FILLED = timedelta(seconds=15)
 """Marks of the next ten seconds are written and still filled; what is further off is not of this stream's time."""
@@ -345,6 +345,29 @@ class Answers:
         days = [str(first + timedelta(days=n)) for n in range(REJECTED_WITHIN.days + 1)]
         return {"rejects": ordered[:REASONS], "of": len(ordered), "days": days}
 
+    def views(self) -> dict[str, Any]:
+        """The views that are written, by their pipelines, each with its question."""
+        from tidemark import query, report
+        from tidemark.model import comment
+
+        written = query.written(query.places(self.settings, self.catalog))
+        views = [v for v in self.catalog.views.values() if v.name in written]
+        return {"views": [{"name": v.name, "pipeline": report.title(v), "says": comment(v)} for v in views]}
+
+    def newest(self, name: str) -> dict[str, Any] | None:
+        """The newest rows of a view, as text; None where it is not one, or not written."""
+        from tidemark import report
+
+        if name not in self.catalog.views:
+            return None
+        view, last = self.catalog.views[name], self.last_day(name)
+        if last is None:
+            return {"columns": [], "rows": []}
+        order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
+        rows = self.ask(f"SELECT * FROM {name} WHERE day = DATE '{last}' ORDER BY {order} LIMIT {NEWEST}", name)
+        columns = [c for c in rows[0] if c != "day" or view.time == "day"] if rows else []
+        return {"columns": columns, "rows": [[report.shown_as(r[c]) for c in columns] for r in rows]}
+
     def tables(self) -> dict[str, Any]:
         """Each table that is written: its files, bytes, rows, days and version."""
         from tidemark import lake
@@ -532,6 +555,14 @@ def application(answers: Answers) -> FastAPI:
     route(answers.runs, 2, "runs")
     route(answers.rejects, 60)
     route(answers.tables, 10)
+    route(answers.views, 30)
+
+    @app.get("/newest/{view}", response_model=None)
+    def newest(view: str) -> Any:
+        found = answers.newest(view)
+        if found is None:
+            raise HTTPException(404, f"there is no view {view}")
+        return Response(as_json(found), headers=PLAIN, media_type="application/json")
 
     @app.get("/verdicts/{run}", response_model=None)
     def verdicts_of(run: str) -> Any:

@@ -171,8 +171,11 @@ class Lake:
         spark, lookback = next(iter(self.tables.values())).sparkSession, duration(view.lookback)
         last = end - duration(view.shortcut.step)
         span, bounds = fold.period(spark, last - lookback, start), fold.period(spark, start - lookback, end)
-        rows = {p: fold.within(self.tables[r.name], r.time, bounds) for p, r in view.shortcut.reads.items()}
-        inputs = {p: fold.coarser(r, rows[p], span, fold.beyond(view, r)).drop("day") for p, r in view.shortcut.reads.items()}
+        counted = view.shortcut.counted
+        rows = {p: fold.merge(r, fold.within(self.tables[r.name], r.time, bounds)) for p, r in view.shortcut.reads.items()}
+        rows = {p: fold.as_counts(merged, counted) for p, merged in rows.items()}
+        beyond = {p: fold.beyond(view, r) for p, r in view.shortcut.reads.items()}
+        inputs = {p: fold.coarser(r, rows[p], span, beyond[p], counted) for p, r in view.shortcut.reads.items()}
         return fold.answer(view, view.shortcut.function, inputs, fold.period(spark, start, end), settled=True)
 
 

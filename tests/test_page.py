@@ -25,7 +25,7 @@ from tidemark.settings import Settings
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
 HEAVY = ("pyspark", "deltalake", "duckdb", "great_expectations", "pyarrow", "pandas", "confluent_kafka", "fastapi")
-ROUTES = ("hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables")
+ROUTES = ("hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables", "views")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +174,7 @@ def test_a_lake_that_does_not_exist_is_an_empty_page_with_the_command_that_fills
         "verdicts": {"runs": [], "tables": []},
         "runs": {"runs": [], "of": 0},
         "tables": {"tables": []},
+        "views": {"views": []},
     }
     assert "tidemark produce page_views --sample" in client.get("/").text
     assert not (tmp_path / "nowhere").exists()
@@ -375,6 +376,21 @@ def test_tables_have_files_and_bytes(client):
     }  # fmt: skip
     assert (found["ledger"]["files"], found["ledger"]["rows"]) == (40, 40)
     assert all(t["bytes"] > 0 for t in found.values())
+
+
+def test_every_view_that_is_written_has_its_question_and_its_newest_rows(client, filled):
+    found = {v["name"]: v for v in answer(client, "views")["views"]}
+    assert set(found) == {"last_hour", "site_last_hour", "site_hourly_traffic", "site_daily_traffic"}
+    assert found["last_hour"]["pipeline"] == "Web traffic" and found["last_hour"]["says"].endswith(".")
+    newest = answer(client, "newest/last_hour")
+    assert newest["columns"] == ["page", "mark", "pv", "uv", "settled"]
+    assert [HOSTILE in row for row in newest["rows"]].count(True) == 1  # the data's text, as it is
+    assert [r["rows"] for r in (answer(client, f"newest/{name}") for name in found)].count([]) == 0
+
+
+@pytest.mark.parametrize("view", ["none", "page_views", "ledger", "last_hour; DROP TABLE x", "..%2Flast_hour"])
+def test_newest_rows_of_what_is_no_view_are_not_found(client, view):
+    assert client.get(f"/newest/{view}").status_code == 404
 
 
 def test_an_answer_is_computed_once_for_all_who_ask_at_once(page):

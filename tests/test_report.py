@@ -33,6 +33,7 @@ SCHEMAS = {
     "site_daily_traffic": pa.schema(COUNTS),
     "daily_traffic": pa.schema([("page", pa.string()), *COUNTS]),
     "page_views": pa.schema([("viewed_at", UTC_TIME), ("kafka", KAFKA), ("reject", pa.string()), ("day", pa.date32())]),
+    "word_counts": pa.schema([("second", UTC_TIME), ("word", pa.string()), ("count", pa.int64()), *COUNTS[2:]]),
     "ledger": pa.schema(
         [
             *(("topic", pa.string()), ("partition", pa.int32()), ("from_offset", pa.int64())),
@@ -273,6 +274,23 @@ def test_an_empty_lake_has_its_report(settings):
     page = report(settings, CATALOG, DAY)
     assert rows(page, "The stream now") == [[s, "never ran", "–", "–", "–", "–"] for s in ("main", "alarms")]
     assert says(page, "Late events") == "No batch has brought an event."
+
+
+def test_every_other_pipeline_has_its_section_with_the_newest_rows_of_each_view(settings):
+    at = datetime(2024, 11, 20, 10, tzinfo=UTC)
+    spoken = [
+        {"second": at + timedelta(seconds=n), "word": w, "count": n, "settled": True, "day": DAY} for n, w in enumerate("ab")
+    ]
+    put(settings, "word_counts", "runs/new", [*spoken, {**spoken[0], "word": EVIL, "count": 7}])
+    page = report(settings, CATALOG, DAY)
+    assert says(page, "Word counts") == "word_counts: 3 rows (0 the day before)."
+    assert rows(page, "Word counts") == [
+        ["2024-11-20 10:00:01 UTC", "b", "1"],
+        ["2024-11-20 10:00:00 UTC", EVIL, "7"],
+        ["2024-11-20 10:00:00 UTC", "a", "0"],
+    ]
+    assert ["Word counts", "word_counts", str(DAY), "", "rows", "3"] in numbers(page)
+    assert "Visits" not in page.read_text()  # its tables are not there
 
 
 def test_a_day_that_is_not_over_has_none(settings):

@@ -31,6 +31,7 @@ from tidemark.model import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -244,6 +245,22 @@ def accepted(topic: Topic, log: DataFrame) -> DataFrame:
     return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), *told, "kafka")
 
 
+def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
+    """The rows of several frames of any columns, by their names, computed in one job: a job costs more than few rows do."""
+    if len(frames) == 1:
+        return {name: frame.toArrow() for name, frame in frames.items()}
+    import pyarrow as pa
+
+    apart = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
+    whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), apart).toArrow()
+    found = {}
+    for name in frames:
+        rows = whole[name].combine_chunks()
+        rows = rows.filter(rows.is_valid())
+        found[name] = pa.Table.from_arrays(rows.flatten(), names=[field.name for field in rows.type])
+    return found
+
+
 def spans(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
     """`{topic: {partition: [from, until]}}` over ledger rows."""
     found: dict[str, dict[str, list[int]]] = {}
@@ -319,16 +336,18 @@ def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
     return with_day(shaped(f"rollup {rollup.name}", frame, (*rollup.key, *rollup.merge)), rollup.time)
 
 
-def merge(rollup: Rollup, rows: DataFrame, many: bool = False) -> DataFrame:
+def merge(rollup: Rollup, rows: DataFrame, many: bool = False, counted: Sequence[str] = ()) -> DataFrame:
     """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on.
 
-    `many` says that hundreds of rows share a key: sets are then united by one aggregate instead of one after the other.
+    `many` says that hundreds of rows share a key: sets are then united by one aggregate instead of one after the other. Sets
+    that are `counted` are counts already, of rows that stand there once each, and are added up.
     """
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
-    sets = [c for c, m in rollup.merge.items() if m == "distinct"]
+    sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counted]
     plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
+    plain += [F.sum(c).alias(c) for c in counted if c in rollup.merge]
     gathered = [(functions.union(c) if many else F.collect_list(c)).alias(c) for c in sets]
     grouped = rows.groupBy(*rollup.key).agg(*plain, *gathered, *([whole] if latest else []))
     columns = {c: F.col(f"_latest.{c}") for c in latest}
@@ -336,17 +355,24 @@ def merge(rollup: Rollup, rows: DataFrame, many: bool = False) -> DataFrame:
     return grouped.select(*rollup.key, *(columns.get(c, F.col(c)) for c in rollup.merge))
 
 
-def coarser(rollup: Rollup, rows: DataFrame, span: DataFrame, without: Sequence[str] = ()) -> DataFrame:
-    """A rollup's rows with those of a span (one row: `start`, `end`) merged into one for each rest of the key, at its start.
+def as_counts(rows: DataFrame, counted: Sequence[str]) -> DataFrame:
+    """Merged rows with the named sets as how many values they hold."""
+    return rows.withColumns({c: functions.how_many(c) for c in counted if c in rows.columns}) if counted else rows
 
-    `without` names columns of the key that rows are merged over too, null afterwards.
+
+def coarser(
+    rollup: Rollup, rows: DataFrame, span: DataFrame, without: Sequence[str] = (), counted: Sequence[str] = ()
+) -> DataFrame:
+    """A rollup's merged rows, those of a span (one row: `start`, `end`) as one for each rest of the key, at its start.
+
+    `without` names columns of the key that rows are merged over too, null afterwards; `counted` are counts, and added up.
     """
     for column in without:
         rows = rows.withColumn(column, F.lit(None).cast(rows.schema[column].dataType))
     start, end = F.col("_span.start"), F.col("_span.end")
     there = rows.crossJoin(F.broadcast(span.select(F.struct("start", "end").alias("_span"))))
     moved = F.when((F.col(rollup.time) >= start) & (F.col(rollup.time) < end), start).otherwise(F.col(rollup.time))
-    return merge(rollup, there.withColumn(rollup.time, moved), many=True)
+    return merge(rollup, there.withColumn(rollup.time, moved), many=True, counted=counted)
 
 
 # ---------------------------------------------------------------------------------------------------- rows → answers
@@ -569,6 +595,8 @@ def answers(
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
         asked = period(spark, since, until)
         handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats)
+        if isinstance(way, Shortcut):
+            handed = {p: as_counts(f, way.counted) if isinstance(way.reads[p], Rollup) else f for p, f in handed.items()}
         frames.append(answer(view, way.function, handed, asked, settled))
     return union(frames)
 

@@ -329,6 +329,7 @@ class Shortcut:
     `coarse` promises that a row's answer is of the rollups' rows within `lookback` before it and merges them, so that those
     which lie before every row of the period may be handed in merged into one, at the time of the earliest; and that key
     columns of the rollups which are not the view's do not matter: rows may be handed in merged over them, null there.
+    `counted` names sets of which only the numbers are added up: they are handed in as counts (BIGINT), of merged rows their sum.
     """
 
     function: Callable[..., Any] = field(compare=False)
@@ -336,6 +337,7 @@ class Shortcut:
     reads: Mapping[str, Source]
     step: str
     coarse: bool = False
+    counted: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
         return self.function(*args, **frames)
@@ -474,6 +476,7 @@ class View:
         reads: Mapping[str, Source],
         step: str | None = None,
         coarse: bool = False,
+        counted: tuple[str, ...] = (),
     ) -> Callable[..., Shortcut]:
         """Declare a shorter way to this view's newest rows; the decorated function stays callable."""
 
@@ -484,7 +487,10 @@ class View:
             check_wiring(owner, function, reads, also=("period",))
             check_sources(owner, reads, self.time)
             refuse_if(step is not None and not duration(step, f"{owner}: step"), f'{owner}: step must be longer than "{step}"')
-            shortcut = Shortcut(function, Live(every, back), dict(reads), step or every, coarse)
+            sets = {c for r in reads.values() if isinstance(r, Rollup) for c, m in r.merge.items() if m == "distinct"}
+            wrong = sorted(set(counted) - sets)
+            refuse_if(bool(wrong), f"{owner}: counted names {', '.join(wrong)}, which no rollup that it reads merges by distinct")
+            shortcut = Shortcut(function, Live(every, back), dict(reads), step or every, coarse, tuple(counted))
             object.__setattr__(self, "shortcut", shortcut)
             return shortcut
 

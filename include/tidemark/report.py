@@ -1,13 +1,14 @@
 """The report of a day: how it stands, what it counted, what was late, refused or failed; one page and its numbers.
 
 No Spark: it reads the lake in DuckDB, the records of runs, and what the streams say of themselves. All that it knows of web
-traffic stands in `traffic`; the other sections are of every pipeline.
+traffic stands in `traffic`; the other sections are of every pipeline, `others` of each that is not web traffic.
 """
 
 from __future__ import annotations
 
 import csv
 import html
+import inspect
 import io
 import json
 import re
@@ -16,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from tidemark import lake, local, quality, query
-from tidemark.model import Catalog, duration, needed
+from tidemark.model import Catalog, View, comment, duration, needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +37,9 @@ DAY, WEEK, HOUR = timedelta(days=1), timedelta(days=7), timedelta(hours=1)
 SECONDS = 600
 """The longest that one question to the lake may take: a night has time."""
 SILENT = timedelta(seconds=15)
-LISTED, BY_HOUR, IN_CSV, TREND = 15, 12, 1000, 28
-"""How many pages are listed, shown by hour, and kept in the CSV; how many days the trend has."""
+SITE_DAYS = "site_daily_traffic"
+LISTED, BY_HOUR, IN_CSV, TREND, NEWEST = 15, 12, 1000, 28, 10
+"""How many pages are listed, shown by hour, and kept in the CSV; how many days the trend has; how many rows of other views."""
 
 # What pictures are drawn in, and the names by which the page's style colours them, light or dark.
 COLOURS = {name: f"#0{n}0{n}0{n}" for n, name in enumerate(("ink", "muted", "line", "now", "before", "week"), 1)}
@@ -76,6 +79,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     numbers: Sequence[str] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
     again, memory = restated(settings, day, shown.numbers, remembered(folder / "last.json"))
     sections = {
         **shown.sections,
+        **others(settings, catalog, day),
         "Live against settled": tried(differences, settings, catalog, day, standing.run),
         "Late events": tried(lateness, settings, catalog, day),
         "Rejects": tried(rejects, settings, catalog, day),
@@ -288,7 +293,7 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
     Of the last good day where this one is not: a day is good when all the views named here are published of it. Nothing
     where the pipeline or its tables are not there.
     """
-    site_hours, hours, site_days, days = names = "site_hourly_traffic", "hourly_traffic", "site_daily_traffic", "daily_traffic"
+    site_hours, hours, site_days, days = names = "site_hourly_traffic", "hourly_traffic", SITE_DAYS, "daily_traffic"
     measures = {"pv": "Page views", "uv": "Unique visitors"}
     if not set(names) <= query.written(query.places(settings, catalog)).keys():
         return Shown()
@@ -367,6 +372,54 @@ def midnight(settings: Settings, day: date) -> datetime:
 
 
 # ------------------------------------------------------------------------------------------------------ of every pipeline
+
+
+def others(settings: Settings, catalog: Catalog, day: date) -> dict[str, Section]:
+    """A section for each pipeline beside web traffic whose tables are there: how many rows each view has of the day and of
+    the day before, and its newest."""
+    written = query.written(query.places(settings, catalog)).keys()
+    of_traffic = catalog.views[SITE_DAYS].function.__module__ if SITE_DAYS in catalog.views else None
+    pipelines: dict[str, list[View]] = {}
+    for view in catalog.views.values():
+        if view.name in written and view.function.__module__ != of_traffic:
+            pipelines.setdefault(view.function.__module__, []).append(view)
+    return {title(views[0]): tried(newest, settings, catalog, day, views) for views in pipelines.values()}
+
+
+def title(view: View) -> str:
+    """What the file of a view's pipeline calls itself: its first words, up to the colon."""
+    said = (inspect.getdoc(inspect.getmodule(view.function)) or "").partition(":")[0]
+    return said if said and len(said) < 40 else view.function.__module__.rpartition(".")[2].replace("_", " ").capitalize()
+
+
+def newest(settings: Settings, catalog: Catalog, day: date, views: Sequence[View]) -> Section:
+    """How many rows each view of a pipeline has of a day, and the newest of them."""
+    says, tables, figures = [], [], []
+    for view in views:
+        both = listed((day, day - DAY))
+        counted = f"SELECT day, count(*) AS n, bool_and(settled) AS settled FROM {view.name} WHERE day IN ({both}) GROUP BY day"
+        count = {r["day"]: r for r in ask(settings, catalog, counted)}
+        now, before = (count[d]["n"] if d in count else 0 for d in (day, day - DAY))
+        live = "" if day not in count or count[day]["settled"] else ", live"
+        says.append(f"{view.name}: {many(now, 'row')}{live} ({number(before)} the day before)")
+        order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
+        rows = ask(settings, catalog, f"SELECT * FROM {view.name} WHERE day = DATE '{day}' ORDER BY {order} LIMIT {NEWEST}")
+        if rows:
+            columns = [c for c in rows[0] if c != "settled" and (c != "day" or view.time == "day")]
+            numbers = [c for c in columns if all(isinstance(r[c], int | float | Decimal | None) for r in rows)]
+            cells = [[shown_as(r[c]) for c in columns] for r in rows]
+            tables.append(Table(columns, cells, numbers, f"{view.name}: {comment(view)}"))
+        figures += [Figure(view.name, d, "", "rows", n) for d, n in ((day, now), (day - DAY, before))]
+    return Section("; ".join(says) + ".", tables=tables, figures=figures)
+
+
+def shown_as(value: Any) -> str:
+    """A cell of any type as text."""
+    if isinstance(value, datetime):
+        return instant(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "–" if value is None else str(value)
 
 
 def differences(settings: Settings, catalog: Catalog, day: date, run: lake.Run | None) -> Section:

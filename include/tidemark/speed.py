@@ -618,26 +618,30 @@ class Stream:
         events: dict[str, DataFrame] = {}
         held: list[DataFrame] = []
         counts: list[dict[str, Any]] = []
+        active = [r for r in self.mine.rollups.values() if r.name not in self.set_aside]
+        active = [r for r in active if any(t.name in offsets for t in r.topics.values())]
+        rolled = {t.name for r in active for t in r.topics.values()}
         with ThreadPoolExecutor(2, initializer=self.in_pool, initargs=("stream",)) as writers:
-            logs = {}
             if len(offsets) > 1:
-                records = records.persist()  # else Kafka would be read once for each topic
+                # Else Kafka would be read once for each topic. In few parts, for each topic is a task in each of them.
+                records = records.coalesce(self.spark.sparkContext.defaultParallelism).persist()
                 held.append(records)
+            judged = {}
             for name in offsets:
                 topic = self.mine.topics[name]
-                rows = fold.judged(
-                    topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records
-                ).persist()
-                held.append(rows)
-                events[name] = fold.accepted(topic, rows)
-                logs[name] = writers.submit(timed, timings, name, self.write_log, topic, rows, batch, small)
-            rolling = {}
-            for rollup in self.mine.rollups.values():
-                if rollup.name in self.set_aside or not any(t.name in offsets for t in rollup.topics.values()):
-                    continue
-                rolling[rollup.name] = writers.submit(
-                    timed, timings, rollup.name, self.write_rollup, rollup, events, batch, small
-                )
+                rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
+                if name in rolled or not small:  # somebody else reads them too
+                    rows = rows.persist()
+                    held.append(rows)
+                    events[name] = fold.accepted(topic, rows)
+                judged[name] = rows
+            together = writers.submit(timed, timings, "records", fold.together, judged) if small else None
+            logs = {}
+            for name, rows in judged.items() if together is None else ():
+                logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], rows, batch)
+            rolling = {r.name: writers.submit(timed, timings, r.name, self.write_rollup, r, events, batch, small) for r in active}
+            for name, whole in together.result().items() if together else ():
+                logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
             for name, written in logs.items():
                 files, counted = written.result()
                 counts += self.explained(self.mine.topics[name], counted, offsets[name])
@@ -683,15 +687,16 @@ class Stream:
     def in_pool(self, pool: str) -> None:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
 
-    def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch, small: bool) -> tuple[list[Any], list[dict[str, Any]]]:
+    def write_small_log(self, topic: Topic, rows: pa.Table, batch: lake.Batch) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Write a small batch's log file from the driver and count it, as `by_partition` says."""
+        table = self.tables[topic.name]
+        return lake.write_arrow(table, batch.folder, rows.drop_columns(["event_time"])), counted(topic.name, rows)
+
+    def write_log(self, topic: Topic, rows: DataFrame, batch: lake.Batch) -> tuple[list[Any], list[dict[str, Any]]]:
         """Write a batch's log files and count them, as `by_partition` says."""
         from pyspark.sql import functions as F
 
-        table = self.tables[topic.name]
-        if small:
-            whole = rows.toArrow()
-            return lake.write_arrow(table, batch.folder, whole.drop_columns(["event_time"])), counted(topic.name, whole)
-        files = lake.write_spark(table, batch.folder, rows.drop("event_time"))
+        files = lake.write_spark(self.tables[topic.name], batch.folder, rows.drop("event_time"))
         found = rows.groupBy("kafka.partition", "reject", fold.ended().alias("tombstone")).agg(
             F.count("*").alias("records"), F.max("event_time").alias("stream_time")
         )
@@ -799,7 +804,7 @@ class Stream:
 
     def announced(self) -> Callable[[], None]:
         """Views that announce have a clock of their own, so that nobody waits for the refresh of another view."""
-        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).whole
+        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).soon
 
     def refreshes(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if not v.announce], "views").whole
@@ -975,7 +980,7 @@ class Refresher:
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
-        self.bases: dict[tuple[str, bool, tuple[str, ...]], Base] = {}
+        self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
@@ -1006,23 +1011,39 @@ class Refresher:
         if at is None or self.waits():
             return
         due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
-        began = time.monotonic()
+        began, frames, spans = time.monotonic(), {}, {}
         for view, shortcut, since, until in due:
             low = max(since, until - BASE) if shortcut.coarse else since
-            self.marked(view, shortcut, low, until)
+            frames[view.name] = self.short(view, shortcut, low, until)
+            spans[view.name] = low, until
             self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
-            self.seen[view.name] = at
-            self.due[view.name].rest(2 * duration(shortcut.step).total_seconds())
-            log.info("marks", view=view.name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
-        if not due and self.missed:
+        # One job for all views: each would wait for the one before it.
+        for name, rows in fold.together(frames).items() if frames else ():
+            view, (low, until) = self.stream.catalog.views[name], spans[name]
+            assert view.shortcut
+            self.swap(view, rows, low, until, duration(view.shortcut.step))
+            self.seen[name] = at
+            self.due[name].rest(2 * duration(view.shortcut.step).total_seconds())
+            log.info("marks", view=name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
+        if not due and not self.prepared() and self.missed:
             start, end, name = max(self.missed)
             self.missed.remove((start, end, name))
             view = self.stream.catalog.views[name]
             assert view.shortcut
-            self.marked(view, view.shortcut, start, end, aside=True)
+            rows = self.short(view, view.shortcut, start, end, aside=True).toArrow()
+            self.swap(view, rows, start, end, duration(view.shortcut.step))
 
-    def marked(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> None:
-        self.swap(view, self.short(view, shortcut, since, until, aside), since, until, duration(shortcut.step))
+    def prepared(self) -> bool:
+        """Merge what the next marks need merged, before they are due; False where it was there already."""
+        before = dict(self.bases)
+        for view in self.views:
+            if view.shortcut and view.shortcut.coarse and view.name in self.seen:
+                step = duration(view.shortcut.step)
+                mark, lookback = floor(self.seen[view.name], step) + step, duration(view.lookback)
+                for source in view.shortcut.reads.values():
+                    if isinstance(source, Rollup):
+                        self.base(source, view.shortcut, mark, mark, lookback, False, fold.beyond(view, source))
+        return self.bases != before
 
     def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
         """The marks, from and until, that the short way has to write now; None where there are none."""
@@ -1042,11 +1063,11 @@ class Refresher:
         since = max(since, back)
         return since, floor(at, step) + (2 if silent or not last else 1) * step
 
-    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> pa.Table:
+    def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> DataFrame:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
         those apart from the rows that the newest marks go on from."""
         rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
-        return self.rows(view, shortcut, since, until) if rows is None else rows
+        return self.answers(view, shortcut, since, until) if rows is None else rows
 
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
@@ -1059,7 +1080,7 @@ class Refresher:
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
-            self.swap(view, self.rows(view, view, since, until), since, until, None)
+            self.swap(view, self.answers(view, view, since, until).toArrow(), since, until, None)
             took, since = time.monotonic() - began, until
             self.due[view.name].rest(took)
             log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
@@ -1081,43 +1102,73 @@ class Refresher:
         if self.waits():
             return
         for view in self.views:
-            # A batch of late events alone moves no time, and corrects rows all the same.
-            same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
-            same &= view.name not in self.stream.skipped
-            others = [table.delta().version() for table in self.others[view.name]]
-            same &= others == self.versions.get(view.name, [])
-            looking, reopened = datetime.now(UTC), self.reopened(view)
-            if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
-                continue
-            if view.shortcut and view.shortcut.coarse:
-                if reopened:
-                    self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
-                self.sweep(view, view.shortcut, view.refresh, at)
-                continue
-            dates = view.time == "day"
-            step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
-            until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
-            # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
-            behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
-            seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
-            back = min(at, last or at) - duration(view.refresh.back)
-            if last:
-                # Only what came since can have changed a row: most refreshes need not reach back all the way.
-                low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
-                back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
+            if span := self.span(view, at):
+                self.refresh({view.name: span})
+
+    def soon(self) -> None:
+        """As `whole`, and all views that are due in one job: each would wait for the one before it."""
+        at = self.stream.stream_time
+        if not self.waits() and (spans := {v.name: span for v in self.views if (span := self.span(v, at))}):
+            self.refresh(spans)
+
+    def span(self, view: View, at: datetime | None) -> Span | None:
+        """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
+        # A batch of late events alone moves no time, and corrects rows all the same.
+        same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
+        same &= view.name not in self.stream.skipped
+        others = [table.delta().version() for table in self.others[view.name]]
+        same &= others == self.versions.get(view.name, [])
+        looking, reopened = datetime.now(UTC), self.reopened(view)
+        if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
+            return None
+        if view.shortcut and view.shortcut.coarse:
             if reopened:
-                back = min(back, midnight(reopened, self.zone))
-            # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
-            part = HOUR if view.shortcut or dates else duration(view.refresh.step)
-            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or part)
-            began = time.monotonic()
-            rows = self.rows(view, view, since, until)
-            self.swap(view, rows, since, until, part if part < HOUR else None)
-            self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
-            self.versions[view.name] = others
+                self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
+            self.sweep(view, view.shortcut, view.refresh, at)
+            return None
+        if not (reopened or view.shortcut) and self.untouched(view, at):
+            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+            log.info("nothing new", view=view.name, until=str(at))
+            return None
+        dates = view.time == "day"
+        step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
+        until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
+        # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
+        behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
+        seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
+        back = min(at, last or at) - duration(view.refresh.back)
+        if last:
+            # Only what came since can have changed a row: most refreshes need not reach back all the way.
+            low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
+            back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
+        if reopened:
+            back = min(back, midnight(reopened, self.zone))
+        # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
+        part = HOUR if view.shortcut or dates else duration(view.refresh.step)
+        since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or part)
+        return Span(since, until, part, at, seq, looking, others)
+
+    def refresh(self, spans: Mapping[str, Span]) -> None:
+        """Compute views by the full way, in one job, and swap them in."""
+        began, views = time.monotonic(), self.stream.catalog.views
+        frames = {name: self.answers(views[name], views[name], span.since, span.until) for name, span in spans.items()}
+        for name, rows in fold.together(frames).items():
+            span = spans[name]
+            self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
+            self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
             took = time.monotonic() - began
-            self.due[view.name].rest(max(self.rest * took, self.due[view.name].seconds - took))
-            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
+            self.due[name].rest(max(self.rest * took, self.due[name].seconds - took))
+            log.info("refreshed", view=name, since=str(span.since), until=str(span.until), seconds=round(took, 3))
+
+    def untouched(self, view: View, at: datetime) -> bool:
+        """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
+        upto, seen = self.upto.get(view.name), self.seen.get(view.name)
+        if upto is None or seen is None or seen.astimezone(self.zone).date() != at.astimezone(self.zone).date():
+            return False
+        topics = needed(self.stream.catalog, [view.name]) & self.stream.catalog.topics.keys()
+        return topics <= self.stream.mine.topics.keys() and not any(
+            seq > upto for topic in topics for seq, _ in list(self.stream.lows.get(topic, ()))
+        )
 
     def reopened(self, view: View) -> date | None:
         """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
@@ -1131,11 +1182,11 @@ class Refresher:
             self.known[view.name] = looking
         return found
 
-    def rows(self, view: View, way: View | Shortcut, since: datetime, until: datetime) -> pa.Table:
+    def answers(self, view: View, way: View | Shortcut, since: datetime, until: datetime) -> DataFrame:
         """A view's rows of `[since, until)`, from the tables as they are, by the given way."""
-        return fold.answers(self.spark, view, way, self.read_table, since, until, settled=False).toArrow()
+        return fold.answers(self.spark, view, way, self.read_table, since, until, settled=False)
 
-    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> pa.Table | None:
+    def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> DataFrame | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
 
         None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
@@ -1145,31 +1196,43 @@ class Refresher:
         for parameter, source in shortcut.reads.items():
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
-            base = self.base(source, since, until - step, lookback, aside, fold.beyond(view, source))
-            tail = lake.read(self.spark, self.stream.tables[source.name], low=base.end, high=until)
-            newest = fold.merge(source, fold.within(tail, source.time, fold.period(self.spark, base.end, until)))
+            base = self.base(source, shortcut, since, until - step, lookback, aside, fold.beyond(view, source))
+            newest = self.merged(source, shortcut, base.end, until)
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
-        return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False).toArrow()
+        return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False)
+
+    def merged(self, rollup: Rollup, shortcut: Shortcut, low: datetime, high: datetime) -> DataFrame:
+        """A rollup's rows of `[low, high)`, each once, its counted sets as counts."""
+        there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=high)
+        rows = fold.merge(rollup, fold.within(there, rollup.time, fold.period(self.spark, low, high)))
+        return fold.as_counts(rows, shortcut.counted)
 
     def base(
-        self, rollup: Rollup, first: datetime, last: datetime, lookback: timedelta, aside: bool, without: tuple[str, ...]
+        self,
+        rollup: Rollup,
+        shortcut: Shortcut,
+        first: datetime,
+        last: datetime,
+        lookback: timedelta,
+        aside: bool,
+        without: tuple[str, ...],
     ) -> Base:
         """What is merged beforehand for marks from `first` to `last`; over columns too, from what is merged for each of them."""
-        before = self.bases.get((rollup.name, aside, without))
+        kept = (rollup.name, shortcut.counted, aside)
+        before = self.bases.get((*kept, without))
         if before and before.serves(first, last, lookback):
             return before
         low, start, end = first - lookback, last - lookback + BASE, first - SETTLE_DOWN
-        apart = self.bases.get((rollup.name, aside, ())) if without else None
+        apart = self.bases.get((*kept, ())) if without else None
         if apart and apart.serves(first, last, lookback):
             (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
         else:
-            there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=end)
-            rows = fold.within(there, rollup.time, fold.period(self.spark, low, end))
-        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without).persist()
+            rows = self.merged(rollup, shortcut, low, end)
+        merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without, shortcut.counted).persist()
         merged.count()
         if before:
             before.rows.unpersist()
-        self.bases[rollup.name, aside, without] = found = Base(low, start, end, merged)
+        self.bases[*kept, without] = found = Base(low, start, end, merged)
         return found
 
     def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
@@ -1238,6 +1301,20 @@ def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tupl
     while since < until:
         yield since, min(until, since + length)
         since += length
+
+
+@dataclass(frozen=True)
+class Span:
+    """What of a view is computed, `[since, until)` in pieces of `part`: at which stream time, up to which batch, when somebody
+    looked for publications, and with which versions of other streams' tables."""
+
+    since: datetime
+    until: datetime
+    part: timedelta
+    at: datetime
+    seq: int
+    looking: datetime
+    others: list[int]
 
 
 @dataclass(frozen=True)

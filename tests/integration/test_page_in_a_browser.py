@@ -122,7 +122,7 @@ def until(tab: Any, condition: str, seconds: float = 15) -> None:
 
 def settle_down(tab: Any) -> None:
     """Until every part has drawn what it was answered."""
-    until(tab, "PARTS.every((part) => part.known)")
+    until(tab, "PARTS.every((part) => part.known || !part.path)")
 
 
 def picture(tab: Any, **options: Any) -> Any:

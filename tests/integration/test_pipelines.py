@@ -82,8 +82,8 @@ class Days:
 
 
 def fresh(stream: Any, names: list[str], newest: str) -> bool:
-    """Whether the stream has computed each live view again with the event of that time; one without rows commits nothing."""
-    told = re.findall(r"refreshed .*until='([^']+)' view=(\w+)", stream.said)
+    """Whether the stream has looked at each live view again with the event of that time; one without rows commits nothing."""
+    told = re.findall(r"(?:refreshed|nothing new) .*until='([^']+)' view=(\w+)", stream.said)
     reached = {view: datetime.fromisoformat(until) for until, view in told}
     return all(name in reached and reached[name] > datetime.fromisoformat(newest) for name in names)
 

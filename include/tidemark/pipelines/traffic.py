@@ -134,14 +134,12 @@ def last_hours(panes: DataFrame, views: DataFrame, *keys: str) -> DataFrame:
 
 
 def newest_hours(panes: DataFrame, period: DataFrame, *keys: str) -> DataFrame:
-    """The same answer for the few marks of a period, as unions of their panes."""
+    """The same answer for the few marks of a period, as unions of their panes; of `views` it is handed the counts."""
     step = F.expr("INTERVAL 5 SECONDS")
     marks = period.select(F.explode(F.sequence("start", F.col("end") - step, step)).alias("mark"))
     within = (F.col("pane") < F.col("mark")) & (F.col("pane") >= F.col("mark") - F.expr("INTERVAL 1 HOUR"))
-    counted = panes.select(*keys, "pane", how_many("views").alias("pv"), "visitors").join(
-        F.broadcast(marks), on=within, how="inner"
-    )
-    return counted.groupBy(*keys, "mark").agg(F.sum("pv").alias("pv"), how_many(union("visitors")).alias("uv"))
+    counted = panes.join(F.broadcast(marks), on=within, how="inner")
+    return counted.groupBy(*keys, "mark").agg(F.sum("views").alias("pv"), how_many(union("visitors")).alias("uv"))
 
 
 @view(
@@ -159,7 +157,7 @@ def last_hour(panes: DataFrame, views: DataFrame) -> DataFrame:
     return last_hours(panes, views, "page")
 
 
-@last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True)
+@last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True, counted=("views",))
 def last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     """The newest marks of each page, as unions of panes."""
     return newest_hours(panes, period, "page")
@@ -180,7 +178,7 @@ def site_last_hour(panes: DataFrame, views: DataFrame) -> DataFrame:
     return last_hours(panes, views)
 
 
-@site_last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True)
+@site_last_hour.live(every="5 seconds", back="10 minutes", reads={"panes": page_panes}, coarse=True, counted=("views",))
 def site_last_hour_now(panes: DataFrame, period: DataFrame) -> DataFrame:
     """The newest marks of the whole site, as unions of panes."""
     return newest_hours(panes, period)
