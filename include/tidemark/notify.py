@@ -67,9 +67,9 @@ SENT = Topic(
 """What the notifier has said, so that a repeat is not said again for as long as this is kept."""
 DEAD_LETTERS = Topic(
     "notify_dead_letters",
-    key=None,
+    key="letter",
     partitions=1,
-    schema="id STRING, platform STRING",
+    schema="letter STRING NOT NULL COMMENT 'platform and id, or where it lay', id STRING, platform STRING",
     event_time="kafka.timestamp",
     compacted=True,
     max_message_bytes=512 * 1024,

@@ -20,8 +20,8 @@ NOON = datetime.combine(YESTERDAY, datetime.min.time(), UTC) + timedelta(hours=1
 
 
 def topic(name: str, partitions: int) -> Topic:
-    schema = "id STRING NOT NULL, at TIMESTAMP NOT NULL"
-    return Topic(name, key="id", partitions=partitions, schema=schema, id="id", event_time="at", checks=of_log(name))
+    schema = "id STRING NOT NULL, made_at TIMESTAMP NOT NULL"
+    return Topic(name, key="id", partitions=partitions, schema=schema, id="id", event_time="made_at", checks=of_log(name))
 
 
 def declared(one: str, two: str) -> Catalog:
@@ -30,11 +30,11 @@ def declared(one: str, two: str) -> Catalog:
 
     @rollup(reads={"events": ones}, key=("minute",), time="minute", merge={"ids": "distinct"})
     def minutes_one(events: DataFrame) -> DataFrame:
-        return events.groupBy(pane("at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+        return events.groupBy(pane("made_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
 
     @rollup(reads={"events": twos}, key=("minute",), time="minute", merge={"ids": "distinct"})
     def minutes_two(events: DataFrame) -> DataFrame:
-        return events.groupBy(pane("at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+        return events.groupBy(pane("made_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
 
     @view(
         reads={"ones": minutes_one, "twos": minutes_two},
@@ -60,7 +60,7 @@ class Traffic:
     def events(self) -> Iterator[dict[str, str]]:
         number = 0
         while not self.ended.is_set():
-            yield {"id": f"e{number}", "at": (NOON + timedelta(milliseconds=10 * number)).isoformat()}
+            yield {"id": f"e{number}", "made_at": (NOON + timedelta(milliseconds=10 * number)).isoformat()}
             number += 1
 
     def send(self, settings: Settings, topic: Topic) -> None:
