@@ -132,6 +132,7 @@ def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSes
     timed = [t for t in CATALOG.topics.values() if t.format == "json"]
     live = [v.name for v in CATALOG.views.values() if v.refresh and v.name != "word_counts"]
     of_quotes = ["stock_closes", "top_movers"]
+    of_main = [name for name in live if name not in of_quotes]
     done.sent = {t.name: [] for t in CATALOG.topics.values()}
     stream, alarms = run(done.settings), run(done.settings, stream="alarms")
     for parts in zip(*(slices(t, request.param) for t in timed), strict=True):
@@ -140,9 +141,9 @@ def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSes
                 assert kafka.produce(done.settings, topic, values).complete
                 done.sent[topic.name] += [e for v in values if (e := accepted(topic, v))]
                 done.records += len(values)
-        read = lambda: [r["records"] for s in CATALOG.streams for r in lake.ledger_rows(done.settings, s)]  # noqa: E731
-        stream.until(lambda: sum(read()) == done.records)
-        of_main = [name for name in live if name not in of_quotes]
+        stream.until(
+            lambda: sum(r["records"] for s in CATALOG.streams for r in lake.ledger_rows(done.settings, s)) == done.records
+        )
         stream.until(lambda: fresh(stream, of_main, max(e["clicked_at"] for e in done.sent["clicks"][-100:])), 180)
         alarms.until(lambda: fresh(alarms, of_quotes, max(e["quoted_at"] for e in done.sent["quotes"][-100:])), 180)
     done.live = differences(done, live, START, STOP)
