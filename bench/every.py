@@ -71,8 +71,8 @@ class Probes:
         says = f"{len(self.happened)} transactions beyond the limit, one each second"
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             value = late[min(len(late) - 1, int(share * len(late)))] if late else None
-            yield Figure(f"alarm told, {name}", value, "s", says, "< 6" if name == "p99" else "")
-        yield Figure("alarms not told", len(self.happened) - len(late), "alarms", says, "0")
+            yield Figure(f"alarm told, {name}", value, "s", says, "< 6" if name == "p99" else None)
+        yield Figure("alarms not told", len(self.happened) - len(late), "alarms", says, "<= 0")
 
 
 def cost(world: World, stream: str, tree: Tree, start: float, end: float, spent: float) -> Iterator[Figure]:
