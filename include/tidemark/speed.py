@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,7 +331,7 @@ class Stream:
             if not lost:
                 if not set(topics) - set(found.topic_ids):
                     return found
-                return self.write_identity(lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids}))
+                return self.write_identity(replace(found, topic_ids={**ids, **found.topic_ids}))
         if not found and last >= 0 and not (recover or accept_loss):
             raise SpeedError(
                 f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
