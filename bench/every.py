@@ -1,18 +1,21 @@
-"""Every pipeline at once: does each stream keep up, how soon is a rollup's row readable, and what does it cost."""
+"""Every pipeline at once: does each stream keep up, how soon are a rollup's row readable and an alarm told, what does it cost."""
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import structlog
 
 from bench.live import latencies, rollup_rows
 from bench.measure import Figure, Tree
 from bench.world import World
-from tidemark import lake
+from tidemark import kafka, lake, notify
 from tidemark.pipelines import CATALOG
+from tidemark.pipelines.alarms import LIMIT, TRANSACTIONS
 
 log = structlog.get_logger()
 
@@ -23,14 +26,53 @@ def measure(world: World, rate: float, seconds: float, warmup: float) -> list[Fi
     trees = {stream: world.stream(stream) for stream in CATALOG.streams}
     time.sleep(warmup)
     start, before = time.time(), {stream: tree.cpu() for stream, tree in trees.items()}
-    time.sleep(seconds)
+    with Probes(world) as probes:
+        time.sleep(seconds)
     end = time.time()
     found: list[Figure] = []
     for stream, tree in trees.items():
         found += cost(world, stream, tree, start, end, tree.cpu() - before[stream])
     world.stop_producers()
     db = rollup_rows(world, start, end)
-    return [*found, *latencies(db, "rollup page_panes, all pipelines beside", "seq", "< 6")]
+    return [*found, *probes.told(), *latencies(db, "rollup page_panes, all pipelines beside", "seq", "< 6")]
+
+
+class Probes:
+    """A transaction that is an alarm, a little more often than once a second, from entering to leaving."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.ended, self.happened = world, threading.Event(), dict[str, float]()
+        self.thread = threading.Thread(target=self.send)
+
+    def __enter__(self) -> Probes:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        time.sleep(15)
+
+    def send(self) -> None:
+        while not self.ended.wait(0.87):
+            one, at = f"probe-{len(self.happened)}", datetime.now(UTC)
+            event = {"transaction_id": one, "card": one, "amount": LIMIT + 1, "happened_at": at.isoformat()}
+            kafka.produce(self.world.settings, TRANSACTIONS, [event], options=notify.AT_ONCE)
+            self.happened[one] = at.timestamp()
+
+    def told(self) -> Iterator[Figure]:
+        """Seconds from the event to Kafka's timestamp of its message in the topic `notify`."""
+        came: dict[str, float] = {}
+        for record in kafka.consume(self.world.settings, notify.NOTIFY.name, "earliest"):
+            for one in (record.value or b"").decode().split():
+                if one in self.happened:
+                    came.setdefault(one, record.timestamp.timestamp())
+        late = sorted(came[one] - at for one, at in self.happened.items() if one in came)
+        says = f"{len(self.happened)} transactions beyond the limit, one each second"
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            value = late[min(len(late) - 1, int(share * len(late)))] if late else None
+            yield Figure(f"alarm told, {name}", value, "s", says, "< 6" if name == "p99" else None)
+        yield Figure("alarms not told", len(self.happened) - len(late), "alarms", says, "<= 0")
 
 
 def cost(world: World, stream: str, tree: Tree, start: float, end: float, spent: float) -> Iterator[Figure]:

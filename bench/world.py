@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Tree
-from tidemark import kafka, lake, local
+from tidemark import kafka, lake, local, notify
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS
 from tidemark.settings import Settings
@@ -30,13 +30,17 @@ class World:
         self.home = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))
         ports = free_ports(2)
         self.settings = Settings(
-            home=self.home / "home", jars_dir=Settings().jars, brokers=f"127.0.0.1:{ports[0]}", controller_port=ports[1]
+            home=self.home / "home",
+            jars_dir=Settings().jars,
+            brokers=f"127.0.0.1:{ports[0]}",
+            controller_port=ports[1],
+            notify_to="dingtalk",  # nobody says what is put into the topic
         )
 
     def __enter__(self) -> World:
         local.fetch_jars(self.settings)
         local.start_broker(self.settings)
-        kafka.apply(self.settings, CATALOG.topics.values())
+        kafka.apply(self.settings, [*CATALOG.topics.values(), *notify.TOPICS])
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -159,16 +159,20 @@ class Answers:
 
     def stream_time(self, view: str) -> datetime | None:
         """Up to when the streams of a view have read; None where one has not said."""
-        from tidemark import local
-        from tidemark.model import streams_of
+        from tidemark import lake, local
+        from tidemark.model import needed
 
-        said = [local.status(self.settings, name).get("progress") for name in streams_of(self.catalog.views[view])]
+        topics = needed(self.catalog, [view]) & self.catalog.topics.keys()
+        streams = {lake.reader(self.settings, self.catalog.topics[name]) for name in topics}
+        said = [local.status(self.settings, name).get("progress") for name in streams]
         times = [one["stream_time"] if one else None for one in said]
         return min(datetime.fromisoformat(at) for at in times) if all(times) else None
 
     def streams(self) -> dict[str, Any]:
         """Each stream: its state, what it said of its last batch, and its last batches from the ledger, oldest first."""
-        return {"streams": [self.stream(name) for name in self.catalog.streams]}
+        from tidemark import lake
+
+        return {"streams": [self.stream(name) for name in lake.streams(self.settings, self.catalog.streams)]}
 
     def stream(self, name: str) -> dict[str, Any]:
         from tidemark import local

@@ -116,11 +116,12 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["replay", "--from", "zero"], "--from zero is not a day"),
         (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are page_views"),
         (["produce", "page_views"], "say either --file F.jsonl or --sample"),
+        (["produce", "page_views", "orders", "--file", "f.jsonl"], "a file goes to one topic; several go with --sample"),
         (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),
-        (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main"),
+        (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main, alarms"),
         (["rejects", "nowhere"], "there is no topic nowhere"),
         (["rejects", "--day", "x"], "--day x is not a day"),
         (["report", "--day", "x"], "--day x is not a day"),
@@ -259,7 +260,7 @@ def test_status_of_nothing_is_an_answer(run, port):
     found = json.loads(run("status", "--json").stdout)
     assert (found["broker"], found["streams"], found["processes"], found["newest_run"]) == (
         "does not answer",
-        {"main": {}},
+        {"main": {}, "alarms": {}},
         [],
         None,
     )

@@ -103,7 +103,8 @@ def test_commands_of_tidemark_are_taken(services: dict[str, dict[str, Any]]) -> 
             _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
             words = [command.name, *rest]
         command.make_context(words[0], words[1:])
-    assert sorted(lines) == [["tidemark", "notify"], ["tidemark", "speed"], ["tidemark", "topics", "apply"]]
+    alarms = ["tidemark", "speed", "--stream", "alarms"]
+    assert sorted(lines) == [["tidemark", "notify"], ["tidemark", "speed"], alarms, ["tidemark", "topics", "apply"]]
 
 
 PARSE = """
@@ -149,7 +150,7 @@ def test_every_stream_is_a_service_that_drains_in_time_and_shows_its_metrics(ser
     for service in services.values():
         if service.get("command", [])[:2] == ["tidemark", "speed"]:
             found[service["command"][-1] if "--stream" in service["command"] else "main"] = service
-    assert sorted(found) == list(CATALOG.streams)
+    assert sorted(found) == sorted(CATALOG.streams)
     drain = inspect.signature(speed.drain).parameters["seconds"].default
     end = inspect.signature(speed.Stream.end).parameters["seconds"].default
     for stream, service in found.items():
@@ -181,6 +182,7 @@ def test_every_service_that_stays_has_a_health_check_and_starts_after_what_it_ne
     assert {name: sorted(needed) for name, needed in needs.items() if needed} == {
         "topics": ["broker"],
         "stream": ["broker", "topics"],
+        "stream-alarms": ["broker", "topics"],
         "notify": ["broker", "topics"],
         "init": ["postgres"],
         **{name: ["init"] for name in ("api-server", "scheduler", "dag-processor", "triggerer")},
@@ -544,7 +546,7 @@ def test_services_run_from_this_file_become_healthy_and_end_when_told(here: Here
     here.once("init")
     kept = here.settings.home / "airflow" / "passwords.json"
     assert kept.stat().st_mode & 0o777 == 0o600
-    here.stay("stream", "notify", "api-server", "scheduler", "dag-processor", "triggerer")
+    here.stay("stream", "stream-alarms", "notify", "api-server", "scheduler", "dag-processor", "triggerer")
     assert (
         "tidemark_broker_away" in urllib.request.urlopen(f"http://127.0.0.1:{here.own['TIDEMARK_METRICS_PORT']}").read().decode()
     )

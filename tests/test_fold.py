@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from tidemark import fold, functions
-from tidemark.model import DeclarationError, Topic, catalog, rollup, view
+from tidemark.model import Announce, DeclarationError, Live, Topic, catalog, rollup, view
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 SECOND, MILLI = timedelta(seconds=1), timedelta(milliseconds=1)
@@ -532,6 +532,30 @@ def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spar
     assert str(found["over_broken"]) == "over_broken reads broken, which failed"
     assert found["sound"].fieldNames() == ["page", "hour", "settled", "day"]
     assert found["wide"].fieldNames()[-3:] == ["kafka", "reject", "day"]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (Announce("{page} {pages}"), "view told: announces pages, which it has not; it has page, hour, settled, day"),
+        (Announce("t", mention=("all",), mention_if="new"), "view told: announces new, which it has not"),
+        (
+            Announce("t", mention=("all",), mention_if="page"),
+            "view told: mention_if='page' is string; it must be a BOOLEAN",
+        ),
+        (Announce("{page:.2f}"), 'view told: announces "{page:.2f}", which does not fit its columns: Unknown format code'),
+        (Announce("{page:>9} {hour:%H} {day:%d} {settled}", mention=("all",), mention_if="settled"), None),
+    ],
+)
+def test_an_announcement_must_fit_the_columns_of_its_view(spark, said, sentence):
+    def told(events):
+        return events.select("page", F.col("at").alias("hour"))
+
+    live = Live(every="1 second", back="1 hour")
+    declared = view(reads={"events": WIDE}, key=("page", "hour"), time="hour", live=live, announce=said)(told)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", a=WIDE, b=declared)]))}
+    assert isinstance(found["told"], Exception) == (sentence is not None)
+    assert sentence is None or str(found["told"]).startswith(sentence)
 
 
 # ------------------------------------------------------------------------------------------------- tables and their changes

@@ -928,3 +928,27 @@ def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(se
     run.tables["panes"] = {}
     lake.drop(settings, own, run)
     assert lake.run_of(settings, "r1").state == "dropped"
+
+
+# -------------------------------------------------------------------------------------------------------- beside some rows
+
+
+def test_what_a_table_holds_beside_some_rows_is_of_their_days_and_times_and_of_their_types(table):
+    #   [12:00 ─── 13:00)[13:00 ───      a file each, and one of the next day
+    for seq, at in enumerate((NOON, NOON + HOUR, NOON + timedelta(days=1))):
+        put(table, seq, seq, at=at)
+    asked = rows(7, at=NOON + HOUR)
+    assert lake.beside(table, asked, ["n", "day"]).to_pylist() == [{"n": 1, "day": DAY}]
+    assert lake.beside(table, pa.concat_tables([asked, rows(8)]), ["n"])["n"].to_pylist() == [0, 1]
+    narrow = asked.set_column(2, "n", asked["n"].cast(pa.int32()))
+    assert lake.beside(table, narrow, ["page", "n"]).schema == narrow.select(["page", "n"]).schema
+    assert lake.beside(table, rows(7, at=NOON - 9 * HOUR), ["n"]).num_rows == 0
+
+
+def test_rows_of_the_day_itself_are_found_by_it(settings):
+    by_day = Table(settings.lake_path, "views/daily", "day")
+    by_day.create(StructType().add("page", "string").add("day", "date"))
+    daily = pa.table({"page": ["/"], "day": [DAY]})
+    lake.swap_live(settings, by_day, NOON, NOON + HOUR, lake.write_arrow(by_day, "live/20261118T00-all-a", daily), marks=False)
+    assert lake.beside(by_day, daily, ["day", "page"]).to_pylist() == [{"day": DAY, "page": "/"}]
+    assert lake.beside(by_day, daily.set_column(1, "day", pa.array([NEXT])), ["day", "page"]).num_rows == 0

@@ -63,6 +63,10 @@ def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw
     assert broken(interpreted, LAW, world) == {}
 
 
+def test_every_declaration_that_ships_fits_what_it_reads_and_what_it_announces(spark):
+    assert {d.name: str(schema) for d, schema in fold.schemas(spark, CATALOG) if isinstance(schema, Exception)} == {}
+
+
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 
 

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
 
 from tidemark.model import (
+    Announce,
     Check,
     Column,
     DeclarationError,
@@ -19,6 +21,7 @@ from tidemark.model import (
     comment,
     duration,
     expect,
+    filled,
     fingerprint,
     needed,
     readers,
@@ -192,6 +195,10 @@ OTHERS = {
     ),
     "live every so often": (lambda: Live(every="often", back="1 hour"), 'live: every: "often" is not a length of time'),
     "live without a pause": (lambda: Live(every="0 seconds", back="1 hour"), 'every must be longer than "0 seconds"'),
+    "live by steps that cross hours": (
+        lambda: Live("1 second", "1 hour", step="7 minutes"),
+        'live: step is an hour, or goes into one without rest, not "7 minutes"',
+    ),
     "live back for ever": (lambda: Live(every="5 seconds", back="ever"), 'live: back: "ever" is not a length of time'),
     "expectation in snake case": (lambda: expect("expect_column_to_exist"), '"expect_column_to_exist" is not an expectation'),
     "severity unheard of": (
@@ -234,6 +241,34 @@ LIVE_WAYS = {
     "step of nothing": (lambda: live_way(refresh=LIVE, step="0 seconds"), 'step must be longer than "0 seconds"'),
 }
 
+VIEW |= {
+    "announces and is not live": (
+        lambda: hours(announce=Announce("{page}")),
+        "announces rows, and is not live; only live rows are announced, so give it live=Live(",
+    ),
+}
+READ = "write a column as {column} or {column:format}, and a brace as {{"
+ANNOUNCED = {
+    "nothing to say": (lambda: Announce(""), "title and content are empty"),
+    "an open brace": (lambda: Announce("{page"), "title \"{page\" cannot be read (expected '}' before end of string); " + READ),
+    "a lone brace": (lambda: Announce("t", content="page}"), 'content "page}" cannot be read'),
+    "a place": (lambda: Announce("{} of {}"), 'title "{} of {}" names "", which is no column; ' + READ),
+    "a number": (lambda: Announce("{0}"), 'names "0", which is no column'),
+    "what a value has": (lambda: Announce("{page.__class__}"), 'names "page.__class__", which is no column'),
+    "what a value holds": (lambda: Announce("{page[0]}"), 'names "page[0]", which is no column'),
+    "a conversion": (lambda: Announce("{page!r}"), 'names "page", which is no column'),
+    "a format of another column's": (lambda: Announce("{page:{width}}"), 'names "page", which is no column'),
+    "a link that cannot be read": (lambda: Announce("t", link="https://shop/{"), 'link "https://shop/{" cannot be read'),
+    "no kind": (lambda: Announce("t", kind=""), "kind is empty"),
+    "a card that leads nowhere": (lambda: Announce("t", kind="link"), 'kind="link" is a card; say where it leads'),
+    "mention as a text": (
+        lambda: Announce("t", mention="all"),
+        "mention is a tuple of ids, telephone numbers or \"all\", not 'all'",
+    ),
+    "mention of nobody": (lambda: Announce("t", mention=("",)), "mention is a tuple of ids"),
+    "when, and not whom": (lambda: Announce("t", mention_if="new"), "mention_if='new' says when, and mention does not say whom"),
+}
+
 HOURS = hours(named("hourly", lambda panes: panes))
 OTHERS |= {
     "a topic and a rollup of one name": (
@@ -272,6 +307,7 @@ def with_live_way(read):
             ("rollup", "rollup some_panes: ", ROLLUPS),
             ("view", "view some_hours: ", VIEW),
             ("live way", "view some_hours, live way ", LIVE_WAYS),
+            ("announce", "announce: ", ANNOUNCED),
             ("other", "", OTHERS),
         )
         for name, case in cases.items()
@@ -316,7 +352,7 @@ def test_declared_functions_stay_callable():
 
 
 def test_declarations_are_frozen():
-    for declared in (VIEWS, PANES, HOURS, LIVE, expect("ExpectColumnToExist", column="page")):
+    for declared in (VIEWS, PANES, HOURS, LIVE, Announce("{page}"), expect("ExpectColumnToExist", column="page")):
         field = next(iter(vars(declared)))
         with pytest.raises(FrozenInstanceError):
             setattr(declared, field, "other")
@@ -356,7 +392,7 @@ def test_catalog_finds_by_name_and_says_what_there_is():
 def test_a_stream_has_its_topics_and_their_rollups_only():
     loud = panes(named("loud", lambda views: views), reads={"views": ALARMS})
     found = catalog([pipeline("both", VIEWS, ALARMS, PANES, loud, HOURS)])
-    assert found.streams == ("alarms", "main")
+    assert found.streams == ("main", "alarms")
     assert found.stream("alarms").names == ("alarms", "loud")
     assert found.stream("main").names == ("page_views", "page_panes")
 
@@ -400,3 +436,37 @@ def test_a_compacted_topic_is_a_table_and_its_changes_are_a_stream():
     as_table = view(reads={"users": USERS}, key=("day",), time="day")(told)
     as_stream = view(reads={"users": USERS.changes}, key=("day",), time="day")(told)
     assert fingerprint(as_table) != fingerprint(as_stream)
+
+
+# ------------------------------------------------------------------------------------------------------------- announcing
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "text"),
+    [
+        ("Order {it}", "o1", "Order o1"),
+        ("{it} of {it}", 3, "3 of 3"),
+        ("{it}", None, "–"),
+        ("{it:,.2f}", None, "–"),
+        ("{it}", Decimal("1E+3"), "1000"),
+        ("{it}", Decimal("0.0000001"), "0.0000001"),
+        ("{it:,.2f}", Decimal("1234.5"), "1,234.50"),
+        ("{it}", datetime(2026, 11, 18, 10, 0, 5, 250_000, tzinfo=UTC), "2026-11-18 10:00:05 UTC"),
+        ("{it}", datetime(2026, 11, 18, 11, tzinfo=timezone(timedelta(hours=1))), "2026-11-18 10:00:00 UTC"),
+        ("{it:%H:%M}", datetime(2026, 11, 18, 10, tzinfo=UTC), "10:00"),
+        ("{it}", date(2026, 11, 18), "2026-11-18"),
+        ("{it}", ["a", "b"], "['a', 'b']"),
+        ("{{it}} {it}", "{it}", "{it} {it}"),
+        ("", "o1", ""),
+    ],
+)
+def test_a_template_is_filled_with_a_row_s_values(template, value, text):
+    assert filled(template, {"it": value, "other": 1}) == text
+
+
+def test_an_announcement_needs_the_columns_that_it_names_each_once():
+    said = Announce("{a} {b}", content="{b:,.2f} {{c}}", link="https://shop/{d}", mention=("all",), mention_if="new")
+    assert said.columns == ("a", "b", "d", "new")
+    assert Announce("plain").columns == ()
+    assert hours(live=LIVE, announce=said).announce is said
+    assert hours(live=LIVE).announce is None

@@ -1,9 +1,11 @@
 """One notifier: a whole line for each telling, from any process, without a secret, and never an error to its caller."""
 
 import datetime as dt
+import hashlib
 import json
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +14,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from tidemark import notify
+from tidemark.model import Announce, Live, Topic, view
 from tidemark.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -136,3 +139,69 @@ def test_every_word_has_its_sentence_and_what_follows():
     page = (ROOT / "docs/operating.md").read_text()
     assert tuple(notify.WORDS) == get_args(notify.What)
     assert [word for word, sentence in notify.WORDS.items() if not sentence.endswith(".") or f"| `{word}` |" not in page] == []
+
+
+# ------------------------------------------------------------------------------------------------------ what views announce
+
+SALES = Topic("sales", key="id", partitions=1, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", event_time="at", id="id")
+NOON = dt.datetime(2026, 11, 18, 12, tzinfo=dt.UTC)
+SOLD = {"id": "s1", "at": NOON, "price": Decimal("9.50"), "first": True}
+
+
+def announcing(said: Announce, name: str = "sold", key: tuple[str, ...] = ("id", "at")):
+    def function(sales):
+        return sales
+
+    function.__name__ = name
+    return view(reads={"sales": SALES}, key=key, time="at", live=Live("1 second", "1 hour"), announce=said)(function)
+
+
+def ids(config: Settings, rows: list[dict], **changes) -> set[str]:
+    return {m.id for m in notify.announced(config, announcing(Announce("{id}"), **changes), rows)}
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Settings:
+    return Settings(_env_file=None, home=tmp_path, notify_to="dingtalk, wecom")
+
+
+def test_a_row_is_one_message_for_each_robot(both):
+    said = Announce("Sold {id}", "for {price:.1f} at {at:%H:%M}", kind="link", link="https://shop/{id}", mention=("ann",))
+    dingtalk, wecom = notify.announced(both, announcing(said), [SOLD])
+    assert dingtalk.model_dump(exclude={"id", "platform"}) == {
+        "kind": "link",
+        "title": "Sold s1",
+        "content": "for 9.5 at 12:00",
+        "picture": None,
+        "link": "https://shop/s1",
+        "mention": ("ann",),
+    }
+    assert (dingtalk.platform, wecom.platform) == ("dingtalk", "wecom")
+    assert dingtalk.id == wecom.id and dingtalk.id.startswith("sold-")
+    assert notify.Message.model_validate_json(dingtalk.model_dump_json()) == dingtalk
+
+
+def test_nothing_is_said_where_no_robot_is_configured(config, both):
+    assert notify.announced(config, announcing(Announce("{id}")), [SOLD]) == []
+    assert len(notify.announced(both, announcing(Announce("{id}")), [])) == 0
+
+
+@pytest.mark.parametrize(("first", "called"), [(True, ("all",)), (False, ()), (None, ())])
+def test_only_rows_in_which_the_column_is_true_mention_anybody(both, first, called):
+    said = announcing(Announce("{id}", mention=("all",), mention_if="first"))
+    assert {m.mention for m in notify.announced(both, said, [SOLD | {"first": first}])} == {called}
+
+
+def test_the_id_is_of_the_view_and_the_key_and_of_nothing_else(both):
+    (one,) = ids(both, [SOLD])
+    assert one == "sold-" + hashlib.sha256(b'["s1","2026-11-18T12:00:00+00:00"]').hexdigest()[:32]
+    elsewhere = NOON.astimezone(dt.timezone(dt.timedelta(hours=8)))
+    assert ids(both, [SOLD | {"price": Decimal(1), "at": elsewhere}]) == {one}
+    others = [SOLD | {"id": "s2"}, SOLD | {"at": NOON + dt.timedelta(microseconds=1)}, SOLD | {"id": 's1","'}]
+    assert len(ids(both, [SOLD, *others])) == 4
+    assert ids(both, [SOLD], name="refunded") & ids(both, [SOLD], key=("at", "id")) & {one} == set()
+    assert len(ids(both, [{"id": d, "at": NOON} for d in (Decimal("1.0"), dt.date(2026, 1, 1), 1, None, "1")])) == 5
+
+
+def test_text_that_utf8_cannot_hold_is_said_all_the_same(both):
+    assert notify.announced(both, announcing(Announce("{id}")), [SOLD | {"id": "a\ud800"}])[0].title == "a?"

@@ -283,7 +283,8 @@ def test_a_mark_that_the_stream_still_fills_is_not_shown(opened, tmp_path, ahead
 
 
 def test_a_stream_is_its_state_its_progress_and_its_last_batches(client):
-    (found,) = answer(client, "streams")["streams"]
+    found, other = answer(client, "streams")["streams"]
+    assert (other["name"], other["state"]) == ("alarms", "not started")
     assert (found["name"], found["state"], found["progress"]["lag"]) == ("main", "running", 12)
     assert [b["seq"] for b in found["batches"]] == list(range(2, 42))
     assert sum(b["rejects"] for b in found["batches"]) == 10

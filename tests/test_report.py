@@ -272,7 +272,7 @@ def test_a_table_published_over_its_failed_checks_is_named(settings):
 
 def test_an_empty_lake_has_its_report(settings):
     page = report(settings, CATALOG, DAY)
-    assert rows(page, "The stream now") == [["main", "never ran", "–", "–", "–", "–"]]
+    assert rows(page, "The stream now") == [[s, "never ran", "–", "–", "–", "–"] for s in ("main", "alarms")]
     assert says(page, "Late events") == "No batch has brought an event."
 
 

@@ -47,6 +47,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (USER | {"kafka_key": "one.key"}, r"TIDEMARK_KAFKA_KEY is set, and TIDEMARK_KAFKA_CERTIFICATE is not"),
         (USER | {"kafka_certificate": "one.pem", "kafka_key": "one.old"}, r"TIDEMARK_KAFKA_KEY=\S*: .* openssl pkcs8 -topk8"),
         (USER | {"kafka_certificate": "one.pem", "kafka_key": "two.key"}, r"TIDEMARK_KAFKA_KEY=\S* is not the key of TIDEMARK"),
+        ({"triggers": "alarms 1 second"}, r"TIDEMARK_TRIGGERS=alarms 1 second: \"alarms 1 second\" is not STREAM=VALUE"),
+        ({"driver_memories": "main=1g, =2g"}, r"TIDEMARK_DRIVER_MEMORIES=main=1g, =2g: \"=2g\" is not STREAM=VALUE"),
         (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),
     ],
 )
@@ -74,3 +76,9 @@ def test_what_belongs_together_is_taken(pem: Path) -> None:
 def test_password_is_in_no_text_of_the_settings() -> None:
     settings = Settings(_env_file=None, **USER)
     assert PASSWORD not in f"{settings} {settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+
+
+def test_a_stream_has_its_own_trigger_and_heap_where_they_are_said() -> None:
+    settings = Settings(_env_file=None, trigger="5 seconds", triggers="alarms=1 second", driver_memories="orders=3g, alarms=768m")
+    told = {s: (settings.of(s).trigger, settings.of(s).driver_memory) for s in ("main", "alarms", "orders")}
+    assert told == {"main": ("5 seconds", "1536m"), "alarms": ("1 second", "768m"), "orders": ("5 seconds", "3g")}

@@ -369,12 +369,12 @@ def down() -> None:
 def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
     """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
     Returns whether every stream ended in time."""
-    from tidemark import airflow, local
+    from tidemark import airflow, lake, local
 
     if any(local.recorded(config, name) for name in airflow.COMPONENTS):
         with steps.step("airflow") as say:
             say("ended" if airflow.take_down(config) else "swept")
-    streams = {f"speed-{stream}": stream for stream in catalog().streams}
+    streams = {f"speed-{stream}": stream for stream in lake.streams(config, catalog().streams)}
     others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
     ended = True
 
@@ -452,7 +452,7 @@ def topics_list(json_: AsJson = False) -> None:
 
 @app.command()
 def produce(
-    topic: OneTopic,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="A topic that a pipeline declares; several by sample.")],
     file: Annotated[Path | None, typer.Option(help="JSONL: an event on each line, sent as it stands.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Events drawn by the topic's own sample.")] = False,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; as fast as it goes unless said.")] = None,
@@ -470,34 +470,44 @@ def produce(
         tidemark produce page_views --sample --rate 100
 
         tidemark produce page_views --sample --day 2026-11-19 --count 100000
+
+        tidemark produce network_events transactions quotes --sample --rate 5    # each of them
     """
     from tidemark import kafka
 
-    declared = topic_named(topic)
+    declared = [topic_named(name) for name in topics]
     if sample == (file is not None):
         raise Wrong("say either --file F.jsonl or --sample")
     if not sample and (day or count):
         raise Wrong("--day and --count go with --sample")
+    if not sample and len(declared) > 1:
+        raise Wrong("a file goes to one topic; several go with --sample")
     config = settings()
     try:
         if file is not None:
-            events: Iterator[kafka.Sent] = kafka.from_file(declared, file)
+            events: list[Iterator[kafka.Sent]] = [kafka.from_file(declared[0], file)]
         else:
             whole = day_of(day, "--day") if day else None
-            events = kafka.sample(declared, seed=seed, count=count or (100_000 if whole else None), day=whole, zone=config.tz)
+            many = count or (100_000 if whole else None)
+            events = [kafka.sample(one, seed=seed, count=many, day=whole, zone=config.tz) for one in declared]
     except (FileNotFoundError, ValueError) as error:
         raise Wrong(str(error)) from None
-    terminated_as_interrupted()
-    delivery = delivered(config, declared, events, rate, count)
-    if json_:
-        show(delivery)
+    if len(declared) == 1:
+        terminated_as_interrupted()
+        found = {declared[0].name: delivered(config, declared[0], events[0], rate, count)}
     else:
-        typer.echo(f"{delivery.delivered:,} delivered, {delivery.failed:,} failed")
-    for reason in delivery.errors:
-        typer.echo(f"tidemark: {topic}: {one_line(reason)}", err=True)
-    if not delivery.complete:
+        found = delivered_at_once(config, list(zip(declared, events, strict=True)), rate)
+    if json_:
+        show(found if len(found) > 1 else next(iter(found.values())))
+    for name, delivery in found.items():
+        if not json_:
+            of = f"{name}: " if len(found) > 1 else ""
+            typer.echo(f"{of}{delivery.delivered:,} delivered, {delivery.failed:,} failed")
+        for reason in delivery.errors:
+            typer.echo(f"tidemark: {name}: {one_line(reason)}", err=True)
+    if not all(delivery.complete for delivery in found.values()):
         raise typer.Exit(FAILED)
-    if delivery.interrupted:
+    if any(delivery.interrupted for delivery in found.values()):
         raise typer.Exit(INTERRUPTED)
 
 
@@ -525,6 +535,24 @@ def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, t
             bar.update(task, completed=delivery.delivered, rate=f"{speed:,.0f}/s")
 
         return kafka.produce(config, topic, events, rate=rate, progress=tell)
+
+
+def delivered_at_once(config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None) -> dict[str, Any]:
+    """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM; what was taken is delivered."""
+    from itertools import takewhile
+
+    from tidemark import kafka
+
+    # Beside the main thread, which alone is told of signals.
+    with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(len(events)) as beside:
+        going = {
+            topic.name: beside.submit(kafka.produce, config, topic, takewhile(lambda _: not pressed(), drawn), rate=rate)
+            for topic, drawn in events
+        }
+    found = {name: one.result() for name, one in going.items()}
+    for delivery in found.values():
+        delivery.interrupted |= pressed() > 0
+    return found
 
 
 def terminated_as_interrupted() -> None:
@@ -588,10 +616,10 @@ def seek(
 
     Exit code 1 while the group has members: end them first. A stream keeps its offsets in its checkpoint and is not moved.
     """
-    from tidemark import kafka
+    from tidemark import kafka, lake
 
-    at = place(to, "--to")
-    if group in {f"tidemark-{stream}" for stream in catalog().streams}:
+    at, config = place(to, "--to"), settings()
+    if group in {f"tidemark-{stream}" for stream in lake.streams(config, catalog().streams)}:
         raise Wrong(f"{group} is a stream, which reads on from its checkpoint; its group only shows how far it is")
     moved = kafka.seek(with_broker(), group, topic, at, partition)
     rows = [{"partition": p, "before": before, "after": after} for p, (before, after) in sorted(moved.items())]
@@ -673,6 +701,10 @@ def chosen(config: Settings, letters: Sequence[str] | None, every: bool) -> list
 @app.command()
 def speed(
     stream: Annotated[str, typer.Option(help="Which stream.")] = "main",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A topic, rollup or view: read what it needs, nothing else; may be given more than once."),
+    ] = None,
     recover: Annotated[
         bool, typer.Option("--recover", help="The checkpoint is lost: go on from the log's last offsets.")
     ] = False,
@@ -683,12 +715,26 @@ def speed(
 ) -> None:
     """Run a stream here until Ctrl-C or SIGTERM, which end it between two batches. `tidemark up` runs it in the background.
 
-    Exit code 75 when another copy runs.
-    """
-    name = stream_named(stream)
-    from tidemark import speed as engine
+    With `--only` pipelines are split over streams, each a consumer of its own: end the stream that reads them, then start two, of
+    which one may have a new name. Each goes on where the other stopped. Without `--only` a stream takes its own back.
 
-    engine.run(settings(), catalog(), name, recover, accept_loss)
+        tidemark speed --only site_last_hour --only hourly_traffic --only daily_traffic
+
+        tidemark speed --stream second --only visits --only search_clicks    # in another terminal
+
+    Exit code 75 when another copy runs, or another stream reads one of the topics.
+    """
+    from tidemark import speed as engine
+    from tidemark.model import NAME
+
+    for name in only or ():
+        if name not in catalog().names:
+            raise Wrong(f"there is no topic, rollup or view {name}; there are {', '.join(catalog().names)}")
+    if not only:
+        stream_named(stream)
+    elif not NAME.fullmatch(stream):
+        raise Wrong(f"--stream {stream} is no name: lower case letters, digits and underscores")
+    engine.run(settings(), catalog(), stream, recover, accept_loss, only or ())
 
 
 @app.command()
@@ -1058,7 +1104,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "airflow": {"url": airflow.url(config), "health": f"not healthy: {', '.join(sick)}" if sick else "healthy"}
         if started
         else None,
-        "streams": {name: local.status(config, name) for name in catalog().streams},
+        "streams": {name: local.status(config, name) for name in lake.streams(config, catalog().streams)},
         "notifier": local.status(config, "notify").get("heartbeat"),
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
@@ -1169,8 +1215,10 @@ def sweep(json_: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    rate: Annotated[float, typer.Option(min=0.1, help="Live events a second, of each topic that has a sample.")] = 100,
-    count: Annotated[int, typer.Option(min=24, help="Events of yesterday.")] = 100_000,
+    rate: Annotated[
+        float, typer.Option(min=0.1, help="Live page views a second; of every other topic with a sample a twentieth.")
+    ] = 100,
+    count: Annotated[int, typer.Option(min=24, help="Page views of yesterday; of every other topic a fiftieth.")] = 100_000,
     seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds of watching.")] = None,
     airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="With Airflow in charge, or settled here.")] = True,
 ) -> None:
@@ -1221,20 +1269,21 @@ def load(config: Settings, steps: Steps, day: date, count: int) -> None:
 
     record = config.state / "demo.json"
     loaded = json.loads(record.read_text()) if record.is_file() else {}
-    topics = [t for t in catalog().topics.values() if t.sample]
+    shown, others = samples()
     if loaded.get("day") != str(day):
-        for topic in topics:
-            with steps.step(f"{count:,} events of {day} into {topic.name}") as say:
-                events = kafka.sample(topic, seed=1, count=count, day=day, zone=config.tz)
-                delivery = kafka.produce(config, topic, events)
-                say(f"{delivery.delivered:,} delivered")
-            if delivery.interrupted:
+        for topics, many in ((shown, count), (others, max(24, count // 50))):
+            with steps.step(f"{many:,} events of {day} into {', '.join(t.name for t in topics)}") as say:
+                events = [(t, kafka.sample(t, seed=1, count=many, day=day, zone=config.tz)) for t in topics]
+                deliveries = delivered_at_once(config, events, None).values()
+                say(f"{sum(d.delivered for d in deliveries):,} delivered")
+            if any(d.interrupted for d in deliveries):
                 raise KeyboardInterrupt
-            if not delivery.complete:
-                raise Failed(f"{delivery.failed:,} events were not delivered: {'; '.join(delivery.errors)}")
+            if failed := [d for d in deliveries if not d.complete]:
+                why = dict.fromkeys(reason for d in failed for reason in d.errors)
+                raise Failed(f"{sum(d.failed for d in failed):,} events were not delivered: {'; '.join(why)}")
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps({"day": str(day), "count": count}))
-    ends = kafka.offsets(config, [t.name for t in topics], "latest")
+    ends = kafka.offsets(config, [t.name for t in (*shown, *others)], "latest")
     with steps.step("the stream reads them"):
         while unread(lake.pins(config, catalog().streams), ends):
             for stream in catalog().streams:
@@ -1242,10 +1291,22 @@ def load(config: Settings, steps: Steps, day: date, count: int) -> None:
             time.sleep(0.2)
 
 
+def samples() -> tuple[list[Topic], list[Topic]]:
+    """The topics that have a sample: those of the screen, and all others."""
+    from tidemark.model import needed
+    from tidemark.watch import VIEWS
+
+    seen = needed(catalog(), VIEWS)
+    every = [t for t in catalog().topics.values() if t.sample]
+    return [t for t in every if t.name in seen], [t for t in every if t.name not in seen]
+
+
 def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> int:
     """Records below `ends` that no committed batch has read."""
-    done = {topic: parts for pin in pins.values() for topic, parts in pin.offsets.items()}
-    return sum(max(0, end - int(done.get(t, {}).get(str(p), 0))) for t, parts in ends.items() for p, end in parts.items())
+    from tidemark import lake
+
+    done = {topic: lake.upto(pins, topic) for topic in ends}
+    return sum(max(0, end - done[t].get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
 
 
 def refuse_ended(config: Settings, stream: str) -> None:
@@ -1260,11 +1321,12 @@ def refuse_ended(config: Settings, stream: str) -> None:
 def start_samples(config: Settings, steps: Steps, rate: float) -> None:
     from tidemark import local
 
-    for topic in (t for t in catalog().topics.values() if t.sample):
-        with steps.step(f"live traffic into {topic.name}") as say:
-            command = [sys.executable, "-m", "tidemark", "produce", topic.name, "--sample", "--rate", f"{rate:g}"]
-            local.start(config, f"sample-{topic.name}", command, home(config))
-            say(f"{rate:g} events a second")
+    shown, others = samples()
+    for name, topics, often in (("sample", shown, rate), ("sample-others", others, rate / 20)):
+        with steps.step(f"live traffic into {', '.join(t.name for t in topics)}") as say:
+            command = [sys.executable, "-m", "tidemark", "produce", *(t.name for t in topics), "--sample", "--rate", f"{often:g}"]
+            local.start(config, name, command, home(config))
+            say(f"{often:g} events a second each")
 
 
 class Charge(threading.Thread):

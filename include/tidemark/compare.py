@@ -78,7 +78,7 @@ class Arrivals:
         self.known: dict[tuple[str, bool, tuple[date, ...]], DataFrame] = {}
 
     def of(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
-        """The accepted events of a topic on some days: `at` (event time) and `batch` (`seq`, `stream_time`, `finished_at`).
+        """The accepted events of a topic on some days: `at` (event time) and `batch` (`stream`, `seq` and two times).
 
         With `earlier` those of every day before too; of them, what came before the first of `days` has no batch.
         """
@@ -92,8 +92,10 @@ class Arrivals:
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
         at = F.col("at")
-        batches = entered.where((F.col("stream") == topic.stream) & (F.col("topic") == topic.name)).select(
-            "partition", F.col("from_offset").alias("offset"), F.struct("seq", "stream_time", "finished_at").alias("batch")
+        batches = entered.where(F.col("topic") == topic.name).select(
+            "partition",
+            F.col("from_offset").alias("offset"),
+            F.struct("stream", "seq", "stream_time", "finished_at").alias("batch"),
         )
         table = lake.table(self.settings, topic)
         looked_at = {f.day for f in table.files() if f.day and f.day <= max(days)} if earlier else days
@@ -141,8 +143,7 @@ def sides(
     ours = lake.read(spark, lake.staged_table(outer, run.id))
     if isinstance(declared, View):
         return ours, lake.read(spark, outer, days=days)
-    pin = run.pins.get(declared.stream)
-    files = [f for f in outer.files() if f.day in set(days) and not (pin and f.live and int(f.live["lo"]) > pin.seq)]
+    files = [f for f in outer.files() if f.day in set(days) and not lake.beyond(run.pins, f, "lo")]
     published = lake.read(spark, outer, files=files)
     first, second = (fold.with_day(fold.merge(declared, rows), declared.time) for rows in (ours, published))
     return first, second
@@ -190,20 +191,29 @@ def spans_of_late(
     at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
         came = arrivals.of(topic, around, earlier=topic.name in for_ever)
-        lacking = batch["seq"] > (run.pins[topic.stream].seq if topic.stream in run.pins else -1)
+        lacking = ~read_by(run.pins, "batch.stream", "batch.seq")
         if pins is None:
             back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
             lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
-            times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, topic.stream) if r["stream_time"]]
+            reader = lake.reader(arrivals.settings, topic)
+            times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, reader) if r["stream_time"]]
             if declared.shortcut and declared.shortcut.coarse and times:
                 lacking |= at > F.lit(max(times) - 2 * back)
-        elif topic.stream in pins:
-            lacking |= batch["seq"] > pins[topic.stream].seq
+        elif lake.upto(pins, topic.name):
+            lacking |= ~read_by(pins, "batch.stream", "batch.seq")
         hours = came.where(lacking).groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
         start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
         end = F.lit(NEVER) if topic.name in for_ever else end
         found.append(hours.select(start.alias("start"), end.alias("end")))
     return fold.union(found)
+
+
+def read_by(pins: Pins, stream: str, seq: str) -> Column:
+    """Whether a batch, by the columns of its stream and its number, is one that these pins have read."""
+    read = F.lit(False)
+    for name, pin in pins.items():
+        read = read | ((F.col(stream) == name) & (F.col(seq) <= pin.seq))
+    return read
 
 
 def shown(declared: Rollup | View, rows: DataFrame) -> DataFrame:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
@@ -25,6 +26,7 @@ from tidemark.model import (
     Topic,
     View,
     duration,
+    filled,
     is_table,
 )
 
@@ -478,11 +480,41 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
             else:
                 handed = {p: handed_in(s, frames[s.name], bounds, bounds) for p, s in declared.reads.items()}
                 whole = answer(declared, declared.function, handed, bounds, settled=False)
+                refuse_unsayable(declared, whole.schema)
             frames[declared.name] = whole
             yield declared, described(declared, schema_of(whole))
         except Exception as error:
             missing = error.args and error.args[0] in catalog.names
             yield declared, DeclarationError(f"{declared.name} reads {error.args[0]}, which failed") if missing else error
+
+
+SAYABLE = {
+    "string": "",
+    "boolean": True,
+    "decimal": Decimal(0),
+    "date": date(2000, 1, 1),
+    "timestamp": datetime(2000, 1, 1, tzinfo=UTC),
+    **dict.fromkeys(("byte", "short", "integer", "long"), 0),
+    **dict.fromkeys(("float", "double"), 0.0),
+}
+"""A value of each type, to see whether a message can be written of it; of any other type the empty list."""
+
+
+def refuse_unsayable(view: View, schema: StructType) -> None:
+    """Raises `DeclarationError` for a view that announces a column which it has not, or in a format that does not fit it."""
+    if view.announce is None:
+        return
+    kinds = {f.name: f.dataType.typeName() for f in schema.fields}
+    if lacks := [c for c in view.announce.columns if c not in kinds]:
+        raise DeclarationError(f"view {view.name}: announces {', '.join(lacks)}, which it has not; it has {', '.join(kinds)}")
+    if (when := view.announce.mention_if) and kinds[when] != "boolean":
+        raise DeclarationError(f"view {view.name}: mention_if={when!r} is {kinds[when]}; it must be a BOOLEAN column")
+    row = {name: SAYABLE.get(kind, []) for name, kind in kinds.items()}
+    for template in view.announce.templates.values():
+        try:
+            filled(template, row)
+        except (ValueError, TypeError) as error:
+            raise DeclarationError(f'view {view.name}: announces "{template}", which does not fit its columns: {error}') from None
 
 
 def described(declared: Declared, schema: StructType) -> StructType:

@@ -24,12 +24,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import structlog
 
-from tidemark.model import Catalog, Declared, Rollup, Topic, duration
+from tidemark.model import NAME, Catalog, Declared, Rollup, Topic, duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,6 +107,11 @@ class File:
     def run(self) -> str | None:
         found = RUN.match(self.path)
         return found["run"] if found else None
+
+    def meets(self, low: datetime | None, high: datetime | None) -> bool:
+        """Whether it may hold rows of `[low, high)`, as far as its statistics say."""
+        begins = low is None or self.high is None or comparable(self.high, low) >= millisecond(low)
+        return begins and (high is None or self.low is None or comparable(self.low, high) < high)
 
 
 class Table:
@@ -211,9 +216,14 @@ class Table:
             for a in adds
         ]
 
-    def files_of(self, lo: int, hi: int) -> list[File]:
-        """The files that may hold rows of batches `lo` to `hi`: live ones whose span meets it, and all of other origin."""
-        return [f for f in self.files() if not f.live or not (int(f.live["hi"]) < lo or int(f.live["lo"]) > hi)]
+    def files_of(self, lo: int, hi: int, stream: str) -> list[File]:
+        """The files that may hold rows of a stream's batches `lo` to `hi`: live ones whose span meets it, and all of other
+        origin."""
+
+        def may(live: re.Match[str]) -> bool:
+            return live["stream"] == stream and int(live["hi"]) >= lo and int(live["lo"]) <= hi
+
+        return [f for f in self.files() if not f.live or may(f.live)]
 
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""
@@ -522,11 +532,11 @@ def outside(settings: Settings, table: Table, file: File, since: datetime, until
 
 
 def typed(table: Table, file: File, schema: pa.Schema) -> pa.Table:
-    """A file's rows with the table's columns and types but `day`, whoever wrote it: instants of a person's Spark are INT96."""
+    """A file's rows with a schema's columns and types but `day`, whoever wrote it: instants of a person's Spark are INT96."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = pq.ParquetFile(table.path / file.path).read()
+    found = pq.ParquetFile(table.path / file.path).read(columns=schema.names)
     columns = {
         f.name: found[f.name].cast(f.type, safe=False) if f.name in found.column_names else pa.nulls(found.num_rows, f.type)
         for f in schema
@@ -550,12 +560,16 @@ class Pin:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a checkpoint is: its number, the `seq` of its batch 0, where each partition starts, and which topics it reads."""
+    """What a checkpoint is: its number, the `seq` of its batch 0, where each partition starts, and which topics it reads.
+
+    `taken` are the streams that it has taken topics from, each with its last batch by then: what rollups may lack of them.
+    """
 
     number: int
     base: int
     start: dict[str, dict[str, int]]
     topic_ids: dict[str, str]
+    taken: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -598,10 +612,46 @@ class Checkpoint:
         return Pin(self.stream, generation.base + done, self.offsets(done), taken.isoformat())
 
 
-def pins(settings: Settings, streams: Sequence[str]) -> dict[str, Pin]:
-    """The pin of each stream that has one. A new generation that has committed nothing yet pins at its start."""
+def streams(settings: Settings, named: Sequence[str]) -> tuple[str, ...]:
+    """The streams that the catalog names, and after them those that have a checkpoint beside: of `speed --only`, or of once."""
+    kept = (p.parent.name for p in settings.checkpoints.glob("*/tidemark.json"))
+    return (*named, *sorted(name for name in kept if NAME.fullmatch(name) and name not in named))
+
+
+def reader(settings: Settings, topic: Topic) -> str:
+    """The stream that reads a topic: the last one to have begun with it."""
+    began = {}
+    for stream in streams(settings, ()):
+        checkpoint = Checkpoint.of(settings, stream)
+        if (generation := checkpoint.identity) and topic.name in generation.topic_ids:
+            began[stream] = (checkpoint.path / "tidemark.json").stat().st_mtime_ns
+    return max(began, key=lambda s: began[s], default=topic.stream)
+
+
+def upto(pins: Mapping[str, Pin], topic: str) -> dict[str, int]:
+    """How far a topic is read by these pins, by partition: the furthest, whichever streams have read it."""
+    found: dict[str, int] = {}
+    for pin in pins.values():
+        for partition, offset in pin.offsets.get(topic, {}).items():
+            found[partition] = max(offset, found.get(partition, 0))
+    return found
+
+
+def beyond(pins: Mapping[str, Pin], file: File, end: Literal["lo", "hi"]) -> bool:
+    """Whether a file holds a batch, its first or its last, that these pins have not read."""
+    if not file.live:
+        return False
+    pin = pins.get(file.live["stream"])
+    return pin is None or int(file.live[end]) > pin.seq
+
+
+def pins(settings: Settings, named: Sequence[str]) -> dict[str, Pin]:
+    """The pin of each stream that has one, the catalog's and all others that have a checkpoint.
+
+    A new generation that has committed nothing yet pins at its start.
+    """
     found = {}
-    for stream in streams:
+    for stream in streams(settings, named):
         checkpoint = Checkpoint.of(settings, stream)
         generation = checkpoint.identity
         if pin := checkpoint.pin():
@@ -1077,6 +1127,24 @@ def named_folders(table: Table) -> set[str]:
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
+def beside(table: Table, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """What a table holds, in these columns, of the days and the times of some rows: at least that. By Arrow, without Spark."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    days, schema = set(pc.unique(rows["day"]).to_pylist()), pa.schema(rows.schema.field(c) for c in columns)
+    instants = bool(table.time) and pa.types.is_timestamp(rows[table.time].type)
+    low, high = pc.min_max(rows[table.time]).as_py().values() if instants else (None, None)
+    found = [schema.empty_table()]
+    for file in table.files():
+        if file.day in days and file.meets(low, high + timedelta.resolution if high else None):
+            part = typed(table, file, schema)
+            if "day" in columns:
+                part = part.append_column("day", pa.array([file.day] * part.num_rows, pa.date32()))
+            found.append(part.select(columns).cast(schema))
+    return pa.concat_tables(found)
+
+
 def read(
     spark: SparkSession,
     table: Table,
@@ -1108,9 +1176,7 @@ def read(
     chosen = [
         str(table.path / f.path)
         for f in (files if files is not None else table.files())
-        if (wanted is None or f.day in wanted)
-        and (low is None or f.high is None or comparable(f.high, low) >= millisecond(low))
-        and (high is None or f.low is None or comparable(f.low, high) < high)
+        if (wanted is None or f.day in wanted) and f.meets(low, high)
     ]
     if not chosen:
         return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)

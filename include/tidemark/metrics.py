@@ -58,7 +58,8 @@ METRICS = (LAG, RATE, RECORDS, REJECTS, COMMIT_AGE, BATCH, SET_ASIDE, STREAM_TIM
 def port(settings: Settings, stream: str, streams: Iterable[str]) -> int:
     """Where a stream's page is: `main` at `metrics_port`, the others one further each by name; 0 where it is off."""
     others = sorted({*streams} - {"main"})
-    return settings.metrics_port and settings.metrics_port + ["main", *others].index(stream)
+    known = ["main", *others]
+    return settings.metrics_port and settings.metrics_port + (known.index(stream) if stream in known else len(known))
 
 
 class Metrics:

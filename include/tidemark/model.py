@@ -1,4 +1,4 @@
-"""Topic, Rollup, View, Live and Check: the declarations of a pipeline, as frozen data.
+"""Topic, Rollup, View, Live, Announce and Check: the declarations of a pipeline, as frozen data.
 
 Nothing here runs anything or imports Spark. A declaration that contradicts itself is refused where it is written,
 with a `DeclarationError` whose sentence names the thing, what was wanted and what was found.
@@ -11,7 +11,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from string import Formatter
 from typing import Any, Literal
 
 MERGES = ("min", "max", "latest", "distinct")
@@ -300,14 +302,23 @@ class Rollup:
 
 @dataclass(frozen=True)
 class Live:
-    """How often a view's newest rows are computed again, and how far back a late event still corrects them live."""
+    """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
+
+    They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
+    time and leaves more files, so it is for views of few rows that are wanted soon. A live view that changes its step takes a new
+    name. A view of days takes whole days.
+    """
 
     every: str
     back: str
+    step: str = "1 hour"
 
     def __post_init__(self) -> None:
         refuse_if(not duration(self.every, "live: every"), f'live: every must be longer than "{self.every}"')
         duration(self.back, "live: back")
+        step = duration(self.step, "live: step")
+        part = step and not timedelta(hours=1) % step
+        refuse_if(not part, f'live: step is an hour, or goes into one without rest, not "{self.step}"')
 
 
 @dataclass(frozen=True)
@@ -333,6 +344,88 @@ class Shortcut:
 
 
 @dataclass(frozen=True)
+class Announce:
+    """What the robots of `TIDEMARK_NOTIFY_TO` say of each row of a live view whose key is new; nothing where there are none.
+
+    `title`, `content` and `link` name the view's columns in braces, and may format them as Python does:
+    `"Order {order_id}: {total:,.2f}"`. `kind` is an open word: `text`, `markdown`, `link` (a card, which needs `link`).
+    `mention` holds user ids, telephone numbers, or `all`; with `mention_if`, a BOOLEAN column, a row calls them only where that
+    is true.
+
+    New is a key that the view's table does not hold when the live view writes it. The message goes into the topic `notify` just
+    before the row is there to read, under an id made of the view's name and the key: whatever is done again, and a key that goes
+    and comes back, is said once for as long as the notifier remembers (seven days). Only what is live announces: no settling,
+    replay, publication or roll-back, and no row of a settled day. A stream that begins with history, or was away, announces of it
+    what lies within `back` of its stream time, and nothing older. A row that changes under its key is not announced again.
+    """
+
+    title: str
+    content: str = ""
+    kind: str = "text"
+    link: str = ""
+    mention: tuple[str, ...] = ()
+    mention_if: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse_if(not (self.title or self.content), "announce: title and content are empty; there is nothing to say")
+        for part, template in self.templates.items():
+            named(template, f"announce: {part}")
+        refuse_if(not self.kind, "announce: kind is empty; the known ones are text, markdown and link")
+        refuse_if(
+            self.kind == "link" and not self.link, 'announce: kind="link" is a card; say where it leads with link="https://…"'
+        )
+        whom, when = self.mention, self.mention_if
+        wrong = not isinstance(whom, tuple) or not all(isinstance(one, str) and one for one in whom)
+        refuse_if(wrong, f'announce: mention is a tuple of ids, telephone numbers or "all", not {whom!r}')
+        refuse_if(when is not None and not whom, f"announce: mention_if={when!r} says when, and mention does not say whom")
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"title": self.title, "content": self.content, "link": self.link}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it needs, each once."""
+        found = [c for part, template in self.templates.items() for c in named(template, part)]
+        return tuple(dict.fromkeys([*found, *([self.mention_if] if self.mention_if else [])]))
+
+
+def named(template: str, owner: str) -> list[str]:
+    """The columns that a template names. Raises `DeclarationError` for one that cannot be read, or names more than columns."""
+    write = "write a column as {column} or {column:format}, and a brace as {{"
+    try:
+        parts = [part for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise DeclarationError(f'{owner} "{template}" cannot be read ({error}); {write}') from None
+    for _, column, how, conversion in parts:
+        plain = NAME.fullmatch(column or "") and not conversion and "{" not in (how or "")
+        refuse_if(not plain, f'{owner} "{template}" names "{column}", which is no column; {write}')
+    return [column for _, column, _, _ in parts if column]
+
+
+def filled(template: str, row: Mapping[str, Any]) -> str:
+    """A template with a row's values: an instant as UTC to the second, a number with all its digits, a null as a dash.
+
+    Raises `KeyError` for a column that the row has not, `ValueError` or `TypeError` for a format that does not fit.
+    """
+    return template.format_map({column: Said(row[column]) for column in named(template, "template")})
+
+
+@dataclass(frozen=True)
+class Said:
+    """A value in a message."""
+
+    value: Any
+
+    def __format__(self, how: str) -> str:
+        if self.value is None:
+            return "–"
+        if isinstance(self.value, datetime):
+            return format(self.value.astimezone(UTC), how or "%Y-%m-%d %H:%M:%S UTC")
+        return format(self.value, how or ("f" if isinstance(self.value, Decimal) else ""))
+
+
+@dataclass(frozen=True)
 class View:
     """The answer to a question about a period `[start, end)`: plain columns, one row per key.
 
@@ -351,6 +444,7 @@ class View:
     checks: tuple[Check, ...] = ()
     comments: Mapping[str, str] = field(default_factory=dict)
     repeats: tuple[str, ...] = ()
+    announce: Announce | None = None
     shortcut: Shortcut | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -365,6 +459,10 @@ class View:
                 not isinstance(self.reads.get(name), Topic),
                 f"{owner}: repeats names {name}, which is no topic that it reads; rollups and views have no repeats",
             )
+        refuse_if(
+            self.announce is not None and self.refresh is None,
+            f"{owner}: announces rows, and is not live; only live rows are announced, so give it live=Live(every=…, back=…)",
+        )
         object.__setattr__(self, "checks", tuple(self.checks))
 
     def __call__(self, *args: Any, **frames: Any) -> Any:
@@ -469,11 +567,13 @@ def view(
     checks: Iterable[Check] = (),
     comments: Mapping[str, str] | None = None,
     repeats: Iterable[str] = (),
+    announce: Announce | None = None,
 ) -> Callable[[Callable[..., Any]], View]:
     """Declare a view: the decorated function answers for a period; `live` keeps its newest rows fresh.
 
     `comments` are the columns' meanings and units, as DESCRIBE shows them. `repeats` names parameters whose topic is handed
     over with its repeats, not distinct by `id`: cheaper, and right where an event that stands there twice changes nothing.
+    `announce` says what people are told of each row that is new.
     """
     return lambda function: View(
         function.__name__,
@@ -487,6 +587,7 @@ def view(
         tuple(checks),
         dict(comments or {}),
         tuple(repeats),
+        announce,
     )
 
 
@@ -522,9 +623,23 @@ class Catalog:
             {},
         )
 
+    def only(self, names: Iterable[str]) -> Catalog:
+        """The topics that the named topics, rollups and views read, however far, and every rollup over them.
+
+        Raises `KeyError` for an unknown name, `DeclarationError` for a rollup that would have a part of its topics.
+        """
+        chosen = needed(self, [self[name].name for name in names])
+        topics = {n: t for n, t in self.topics.items() if n in chosen}
+        rollups = {n: r for n, r in self.rollups.items() if any(t.name in topics for t in r.topics.values())}
+        for rollup in rollups.values():
+            lacks = [t.name for t in rollup.topics.values() if t.name not in topics]
+            refuse_if(bool(lacks), f"rollup {rollup.name} reads {', '.join(lacks)} too; its topics must share a stream")
+        return Catalog(topics, rollups, {})
+
     @property
     def streams(self) -> tuple[str, ...]:
-        return tuple(sorted({t.stream for t in self.topics.values()}))
+        """Main first, the others by name."""
+        return tuple(sorted({t.stream for t in self.topics.values()}, key=lambda s: (s != "main", s)))
 
 
 def sources(declared: Declared) -> tuple[Declared, ...]:
@@ -559,7 +674,8 @@ def fingerprint(declared: Source) -> str:
     """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
     if isinstance(declared, Changes):
         return f"changes of {fingerprint(declared.topic)}"
-    said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in ("function", "reads", "shortcut", "sample")))]
+    beside = ("function", "reads", "shortcut", "sample", "stream")  # a topic is the same in whatever stream
+    said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in beside))]
     if not isinstance(declared, Topic):
         said += [
             inspect.getsource(declared.function),

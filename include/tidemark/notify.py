@@ -18,7 +18,7 @@ import structlog
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from tidemark.model import Topic
+from tidemark.model import Topic, View, filled
 
 if TYPE_CHECKING:
     from tidemark.settings import Settings
@@ -67,9 +67,9 @@ SENT = Topic(
 """What the notifier has said, so that a repeat is not said again for as long as this is kept."""
 DEAD_LETTERS = Topic(
     "notify_dead_letters",
-    key=None,
+    key="letter",
     partitions=1,
-    schema="id STRING, platform STRING",
+    schema="letter STRING NOT NULL COMMENT 'platform and id, or where it lay', id STRING, platform STRING",
     event_time="kafka.timestamp",
     compacted=True,
     max_message_bytes=512 * 1024,
@@ -162,6 +162,35 @@ def send(settings: Settings, messages: Iterable[Message]) -> None:
     log.warning("messages are kept in files until Kafka takes them", messages=len(messages), because=because)
     for message in messages:
         keep(settings, message)
+
+
+def announced(settings: Settings, view: View, rows: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """What a view announces of some rows: a message for each robot of `TIDEMARK_NOTIFY_TO`.
+
+    Its id is made of the view's name and the row's key, and of nothing else: the same row has the same id for ever.
+    """
+    if (said := view.announce) is None:
+        return []
+    found = []
+    for row in rows:
+        key = json.dumps([instant(row[c]) for c in view.key], default=str, separators=(",", ":"))
+        title, content, link = (plain(filled(template, row)) for template in (said.title, said.content, said.link))
+        one = Message(
+            id=f"{view.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}",
+            platform="",
+            kind=said.kind,
+            title=title,
+            content=content,
+            link=link or None,
+            mention=said.mention if said.mention_if is None or row[said.mention_if] else (),
+        )
+        found += [one.model_copy(update={"platform": platform}) for platform in settings.told]
+    return found
+
+
+def instant(value: Any) -> Any:
+    """A value as a key's JSON has it: an instant as UTC, whatever zone it was read in."""
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
 
 
 def unsent(settings: Settings) -> Path:

@@ -606,7 +606,7 @@ def remembered(path: Path) -> dict[str, Any]:
 def streams(settings: Settings, catalog: Catalog) -> Section:
     """How each stream is, as it said last."""
     rows, figures, ill, tile = [], [], [], None
-    for name in catalog.streams:
+    for name in lake.streams(settings, catalog.streams):
         status = local.status(settings, name)
         beat, progress = status.get("heartbeat", {}), status.get("progress", {})
         state, heard = beat.get("state", "never ran"), beat.get("at")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,8 @@ class Settings(BaseSettings):
     """Spark's master for the stream, settling and replays."""
     driver_memory: str = "1408m"
     """The largest heap of a Spark process, on a cluster of an executor too."""
+    driver_memories: str = "alarms=768m"
+    """Which streams have another heap than `driver_memory` says, parted by commas: `NAME=768m`."""
     driver_host: str = "127.0.0.1"
     """The address at which the executors of a cluster reach this process; with a local master there are none."""
     cluster_cores: int = Field(default=2, ge=1)
@@ -68,6 +71,8 @@ class Settings(BaseSettings):
     """The replication factor of a topic that does not say its own."""
     trigger: str = "3 seconds"
     """How often a stream takes what has come."""
+    triggers: str = "alarms=1 second"
+    """Which streams take it more or less often than `trigger` says, parted by commas: `NAME=1 second`."""
     batch_records: int = 200_000
     """The most records a micro-batch takes; a stream that is behind catches up in batches of this size."""
     compact_every: str = "1 minute"
@@ -135,6 +140,12 @@ class Settings(BaseSettings):
         if zone not in available_timezones():
             raise ValueError(f'"{zone}" is not a time zone of the IANA database; write one like "Europe/Berlin"')
         return zone
+
+    @field_validator("triggers", "driver_memories")
+    @classmethod
+    def said_by_stream(cls, said: str) -> str:
+        by_stream(said)
+        return said
 
     @field_validator("notify_to")
     @classmethod
@@ -211,6 +222,12 @@ class Settings(BaseSettings):
             )
         return self
 
+    def of(self, stream: str) -> Settings:
+        """These settings as one stream has them: with its own trigger and heap, where they are said."""
+        trigger, memory = by_stream(self.triggers), by_stream(self.driver_memories)
+        own = {"trigger": trigger.get(stream, self.trigger), "driver_memory": memory.get(stream, self.driver_memory)}
+        return self.model_copy(update=own)
+
     @cached_property
     def lake_path(self) -> Path:
         return (self.lake or self.home / "lake").absolute()
@@ -236,6 +253,15 @@ class Settings(BaseSettings):
     def state(self) -> Path:
         """`progress.json`, `heartbeat.json`, leases, process ids and logs, a folder each stream."""
         return (self.home / "state").absolute()
+
+
+def by_stream(said: str) -> dict[str, str]:
+    """`"alarms=1 second, orders=10 seconds"` by stream. Raises `ValueError` with a sentence."""
+    pairs = [part.partition("=") for part in filter(None, map(str.strip, said.split(",")))]
+    for name, equals, value in pairs:
+        if not (re.fullmatch(r"[a-z][a-z0-9_]*", name.strip()) and equals and value.strip()):
+            raise ValueError(f'"{name}{equals}{value}" is not STREAM=VALUE; write it like alarms=1 second, parted by commas')
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def text_of(path: Path) -> str:

@@ -152,7 +152,7 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
             days |= {date.fromisoformat(d) for d in cut_off.days}
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
-        found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if t.stream in pins}
+        found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
         days |= {day for rejects in found.values() for held in rejects.values() for day in held}
         over = sorted(d for d in days if d <= yesterday(settings))
         if not days:
@@ -183,7 +183,7 @@ def mendable(spark: SparkSession, settings: Settings, topic: Topic, pins: Mappin
     table = lake.table(settings, topic)
     if not table.exists:
         return {}
-    files = [f for f in table.files() if not f.live or int(f.live["hi"]) <= pins[topic.stream].seq]
+    files = [f for f in table.files() if not lake.beyond(pins, f, "hi")]
     rejects = lake.read(spark, table, files=files).where(F.col("reject").isNotNull())
     # The name of the file goes through the judge as one header more.
     file = F.struct(F.lit("file").alias("key"), F.input_file_name().cast("binary").alias("value"))
@@ -223,8 +223,8 @@ def mend(
     accepted = again.where(F.col("reject").isNull())
     spans = [int(f.live[k]) for f in files if f.live for k in ("lo", "hi")]
     folder = (
-        lake.Batch(topic.stream, min(spans), max(spans)).folder
-        if len(spans) == 2 * len(files)
+        lake.Batch(files[0].live["stream"], min(spans), max(spans)).folder
+        if files[0].live and len(spans) == 2 * len(files)
         else f"mended/{uuid.uuid4().hex[:8]}"
     )
     said = {"rejects judged again": topic.name}
@@ -347,8 +347,7 @@ def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str
         log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
         return None
     for topic, parts in held.items():
-        pin = pins.get(catalog.topics[topic].stream)
-        read = pin.offsets.get(topic, {}) if pin else {}
+        read = lake.upto(pins, topic)
         behind = sum(max(0, until - read.get(str(p), 0)) for p, until in parts.items())
         if behind:
             return f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {day}"
@@ -379,22 +378,27 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             first, until = (at.astimezone(settings.tz).date() for at in (low - ahead, high + back))
             near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
             near |= {d for d in newest if d >= first} if topic.name in for_ever else set()
-            pins = {d: newest[d].get(topic.stream) for d in near & newest.keys()}
-            found |= {d for d, pin in pins.items() if pin and int(file.live["hi"]) > pin.seq}
+            found |= {d for d in near & newest.keys() if lake.upto(newest[d], topic.name) and lake.beyond(newest[d], file, "hi")}
     return sorted(found)
 
 
 def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
     """What a stream adds after the pin must be of the same code as what the replay computes up to it."""
     for declared in chosen:
-        if not isinstance(declared, Rollup) or not local.beats(settings, declared.stream):
+        if not isinstance(declared, Rollup):
             continue
-        runs_with = local.status(settings, declared.stream).get("code", {}).get(declared.name)
+        stream = lake.reader(settings, next(iter(declared.topics.values())))
+        runs_with = local.status(settings, stream).get("code", {}).get(declared.name) if local.beats(settings, stream) else None
         if runs_with and runs_with != fingerprint(declared):
             raise SettleError(
-                f"stream {declared.stream} still runs {declared.name} as it was before it was changed, and would go on adding "
+                f"stream {stream} still runs {declared.name} as it was before it was changed, and would go on adding "
                 f"such rows; restart it (tidemark down, tidemark up), then replay"
             )
+
+
+def topics_of(catalog: Catalog, declared: Declared) -> list[Topic]:
+    """The topics that a declaration looks at, however far, itself included."""
+    return [catalog.topics[n] for n in sorted(needed(catalog, [declared.name])) if n in catalog.topics]
 
 
 def code_of(chosen: Sequence[Declared]) -> str:
@@ -492,7 +496,7 @@ class Settling:
                 self.outer[declared.name].create(schema, comment(declared))
         if self.run.kind == "replay":
             for topic in self.catalog.topics.values():
-                if topic.name in self.needed and topic.stream in self.run.pins:
+                if topic.name in self.needed and lake.upto(self.run.pins, topic.name):
                     self.whole(topic)
         derived = [d for d in self.catalog.derived if d.name in self.needed]
         for declared in derived:
@@ -543,7 +547,7 @@ class Settling:
 
     def read_again(self, topic: Topic) -> None:
         """Read a topic from Kafka up to the pin, judge it again, and stage it beside the log, in steps."""
-        until = {int(p): o for p, o in self.run.pins[topic.stream].offsets.get(topic.name, {}).items() if o > 0}
+        until = {int(p): o for p, o in lake.upto(self.run.pins, topic.name).items() if o > 0}
         total, outer = sum(until.values()), self.outer[topic.name]
         steps = max(1, -(-total // self.settings.chunk_records))
         columns = [f.name for f in outer.delta().schema().fields]
@@ -622,9 +626,8 @@ class Settling:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        pin, ledger = self.run.pins[topic.stream], lake.ledger(self.settings)
-        entered = lake.read(self.spark, ledger).where(
-            (F.col("stream") == topic.stream) & (F.col("topic") == topic.name) & (F.col("seq") <= pin.seq)
+        entered = lake.read(self.spark, lake.ledger(self.settings)).where(
+            (F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq")
         )
         sums = entered.groupBy("partition").agg(
             F.min("from_offset").alias("first"),
@@ -657,7 +660,7 @@ class Settling:
     def give_way(self, declared: Declared) -> None:
         """Wait while a stream is behind: what is live comes before what is computed again. Ten minutes at most."""
         until, told = time.monotonic() + 600, False
-        for stream in sorted(streams_of(declared)):
+        for stream in sorted({lake.reader(self.settings, t) for t in topics_of(self.catalog, declared)}):
             while time.monotonic() < until and local.behind(self.settings, stream) > duration(self.settings.give_way_at):
                 if not told:
                     self.progress(f"waiting: stream {stream} is behind by more than {self.settings.give_way_at}")
@@ -731,9 +734,7 @@ class Settling:
         return self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name], days=days))
 
     def up_to_pin(self, topic: Topic, rows: DataFrame) -> DataFrame:
-        pin = self.run.pins.get(topic.stream)
-        offsets = pin.offsets.get(topic.name, {}) if pin else {}
-        return fold.within_offsets(rows, {p: (0, until) for p, until in offsets.items()})
+        return fold.within_offsets(rows, {p: (0, until) for p, until in lake.upto(self.run.pins, topic.name).items()})
 
     def read(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         """What a view reads of `[low, high)`: logs up to the pin; rollups and views as staged, and beyond the run's days
@@ -836,10 +837,9 @@ class Settling:
         and the `accepted` and `rejected` records that the log has of them."""
         from pyspark.sql import functions as F
 
-        pin = self.run.pins.get(topic.stream)
         offset = F.col("kafka.offset")
         seen = self.log_of(topic, days).groupBy("kafka.partition").agg(F.min(offset).alias("low"), F.max(offset).alias("high"))
-        mine = (F.col("stream") == topic.stream) & (F.col("topic") == topic.name) & (F.col("seq") <= (pin.seq if pin else -1))
+        mine = (F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq")
         batches = lake.read(self.spark, lake.ledger(self.settings)).where(mine)
         # From the first batch to the last that holds a record of the days, or that was read in them: of those every
         # partition is counted, so that one whose records are all gone from the log is missed too.
@@ -848,31 +848,41 @@ class Settling:
             F.broadcast(self.bounds(*self.spans(topic))), on=F.expr("started_at >= start AND started_at < end")
         )
         near = (
-            batches.join(F.broadcast(seen), on="partition", how="inner").where(held_by).select("seq").union(read_in.select("seq"))
+            batches.join(F.broadcast(seen), on="partition", how="inner")
+            .where(held_by)
+            .select("stream", "seq")
+            .union(read_in.select("stream", "seq"))
         )
-        ends = near.agg(F.min("seq").alias("lo"), F.max("seq").alias("hi")).first()
-        lo, hi = (ends["lo"], ends["hi"]) if ends and ends["lo"] is not None else (0, -1)
-        told = (
-            batches.where(F.col("seq").between(lo, hi))
+        ends = near.groupBy("stream").agg(F.min("seq").alias("lo"), F.max("seq").alias("hi"))
+        # Where a topic changed its stream within, the batches of both from the first offset to the last.
+        bounds = (
+            batches.join(F.broadcast(ends), on="stream", how="inner")
+            .where(F.col("seq").between(F.col("lo"), F.col("hi")))
             .groupBy("partition")
+            .agg(F.min("from_offset").alias("first"), F.max("until_offset").alias("until"))
+        )
+        told = (
+            batches.join(F.broadcast(bounds), on="partition", how="inner")
+            .where("from_offset >= first AND until_offset <= until")
+            .groupBy("partition", "stream", "first", "until")
             .agg(
                 F.sum(F.expr("until_offset - from_offset - coalesce(gaps, 0)")).alias("offsets"),
-                F.min("from_offset").alias("first"),
-                F.max("until_offset").alias("until"),
+                F.min("seq").alias("lo"),
+                F.max("seq").alias("hi"),
             )
         )
         rows = told.toArrow()
         found = rows.to_pylist()
         table = self.outer[topic.name]
-        whole = (
-            self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=table.files_of(lo, hi))
-        )
+        files = list({f.path: f for r in found for f in table.files_of(r["lo"], r["hi"], r["stream"])}.values())
+        whole = self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=files)
         held = fold.within_offsets(whole, {str(r["partition"]): (r["first"], r["until"]) for r in found})
         counted = held.groupBy(F.col("kafka.partition").alias("partition")).agg(
             F.sum(F.col("reject").isNull().cast("bigint")).alias("accepted"),
             F.sum(F.col("reject").isNotNull().cast("bigint")).alias("rejected"),
         )
-        said = self.spark.createDataFrame(rows.select(["partition", "offsets"]))
+        entered = self.spark.createDataFrame(rows.select(["partition", "offsets"])).groupBy("partition")
+        said = entered.agg(F.sum("offsets").alias("offsets"))
         return said.join(counted, on="partition", how="left").na.fill(0)
 
     # ---- comparing
@@ -965,14 +975,15 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
             done.append(Published(declared.name, None, 0, 0.0))
             continue
         table = lake.table(settings, declared)
-        pins = {s: run.pins[s].seq for s in streams_of(declared) if s in run.pins}
+        writers = sorted({*streams_of(declared), *(f.live["stream"] for f in table.files() if f.live)} & run.pins.keys())
+        pins = {s: run.pins[s].seq for s in writers}
         began = time.monotonic()
         version = lake.publish(
             settings,
             table,
             run,
             run.days_of(declared),
-            sorted(streams_of(declared)),
+            writers,
             {
                 "run": run.id,
                 "days": run.days if len(run.days) <= 31 else compare.stretch_in_words(run.days),

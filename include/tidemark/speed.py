@@ -15,29 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tidemark import fold, kafka, lake, local, metrics, session
-from tidemark.local import Lease
-from tidemark.model import (
-    Catalog,
-    Declared,
-    Live,
-    Rollup,
-    Shortcut,
-    Topic,
-    View,
-    comment,
-    duration,
-    fingerprint,
-    needed,
-    streams_of,
-)
+from tidemark import fold, kafka, lake, local, metrics, notify, session
+from tidemark.local import Lease, LeaseHeld
+from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, needed
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -57,6 +45,8 @@ STEP = 1_000_000
 SWEPT = timedelta(minutes=20)
 # How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
 REST = 9
+# And of a view that announces its rows, which somebody waits for.
+REST_OF_ANNOUNCED = 1
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -80,15 +70,25 @@ class SpeedError(RuntimeError):
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: bool = False, accept_loss: bool = False) -> None:
+def run(
+    settings: Settings,
+    catalog: Catalog,
+    stream: str = "main",
+    recover: bool = False,
+    accept_loss: bool = False,
+    only: Sequence[str] = (),
+) -> None:
     """Run one stream until SIGTERM, SIGINT or a stop marker; returns when it has drained between two batches.
 
+    `only` names topics, rollups and views: the stream reads what they need and nothing else, and goes on where another stream
+    that has read a topic of them has stopped. Without, it reads the topics that are declared to be its own.
     `recover` opens a new generation at the log's last offset of each partition, for a checkpoint that is lost;
     `accept_loss` does so where Kafka has deleted records that were never read, and enters the lost range in the ledger.
-    Raises `LeaseHeld` when another copy runs, `SpeedError` when the checkpoint, the topics and the tables do not belong
-    together, and whatever stopped a batch: nothing half-written is visible, and the next start goes on from there.
+    Raises `LeaseHeld` when another copy runs, or another stream reads one of the topics, `SpeedError` when the checkpoint, the
+    topics and the tables do not belong together, and whatever stopped a batch: nothing half-written is visible, and the next
+    start goes on from there.
     """
-    mine = catalog.stream(stream)
+    mine, settings = catalog.only(only) if only else catalog.stream(stream), settings.of(stream)
     if not mine.topics:
         raise SpeedError(f"no topic belongs to stream {stream}; streams are {', '.join(catalog.streams)}")
     state = settings.state / stream
@@ -99,13 +99,26 @@ def run(settings: Settings, catalog: Catalog, stream: str = "main", recover: boo
             wait_until_wanted(settings, stream)
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("starting")))
         try:
-            running = Stream(settings, catalog, stream, state)
-            with running.metrics.served():
+            running = Stream(settings, catalog, stream, state, mine)
+            with readers(settings, mine), running.metrics.served():
                 running.run(recover, accept_loss)
         except BaseException as error:
             lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def readers(settings: Settings, mine: Catalog) -> ExitStack:
+    """A lease for each topic: of two streams that want one, the second refuses. Raises `LeaseHeld`."""
+    with ExitStack() as leases:
+        for name in sorted(mine.topics):
+            try:
+                leases.enter_context(Lease(settings.state / "topics" / f"{name}.lease"))
+            except LeaseHeld as held:
+                raise LeaseHeld(
+                    f"topic {name} is read by another stream: {held}. Or leave it out: tidemark speed --only …"
+                ) from None
+        return leases.pop_all()
 
 
 def wait_until_wanted(settings: Settings, stream: str) -> None:
@@ -128,9 +141,9 @@ def beat(state: str, **more: Any) -> dict[str, Any]:
 class Stream:
     """One stream's run: its tables, its generation, its query, and the live views that hang on it."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, name: str, state: Path) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, name: str, state: Path, mine: Catalog | None = None) -> None:
         self.settings, self.catalog, self.name, self.state = settings, catalog, name, state
-        self.mine = catalog.stream(name)
+        self.mine = mine or catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
         self.began = datetime.now(UTC)
@@ -149,6 +162,7 @@ class Stream:
         # What two refreshers share: up to where the full way has written a view, and whose turn it is.
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
+        self.refreshed: dict[str, int] = {}
         # Views with marks that the short way never wrote: older than `back` when the stream came to them.
         self.skipped: set[str] = set()
 
@@ -170,7 +184,8 @@ class Stream:
         self.remember_time()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.roll_what_lacks()
-        background = [Background(self, work) for work in (self.shortcuts, self.refreshes, self.compactions, self.tellings)]
+        beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
+        background = [Background(self, work) for work in beside]
         try:
             while not self.stopping.is_set():
                 self.follow(self.start_query())
@@ -283,7 +298,8 @@ class Stream:
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
-        """The checkpoint's generation: the one it carries, a first one, or with `recover` a new one above all before."""
+        """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
+        where its topics are others than before."""
         topics = list(self.mine.topics)
         found = self.checkpoint.identity
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
@@ -299,7 +315,9 @@ class Stream:
                         f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                     )
         earliest = kafka.offsets(self.settings, topics, "earliest")
-        if found and not recover:
+        moved, taken = self.taken_over(found)
+        given = [t for t in (found.topic_ids if found else ()) if t not in topics]
+        if found and not (recover or moved or given):
             newest = self.checkpoint.newest("offsets")
             planned = found.base + (-1 if newest is None else newest)
             if planned < last:
@@ -313,7 +331,7 @@ class Stream:
             if not lost:
                 if not set(topics) - set(found.topic_ids):
                     return found
-                return self.write_identity(lake.Generation(found.number, found.base, found.start, {**ids, **found.topic_ids}))
+                return self.write_identity(replace(found, topic_ids={**ids, **found.topic_ids}))
         if not found and last >= 0 and not (recover or accept_loss):
             raise SpeedError(
                 f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
@@ -321,8 +339,9 @@ class Stream:
             )
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
-        if last >= 0:
-            done = self.finish_ledger(self.entered_spans(), self.log_spans(topics), max(1, number - 1))
+        if last >= 0 or moved:
+            held = [*topics, *(t for t in given if t in self.tables)]  # a killed batch may have held what is given away
+            done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
             lost = self.lost(done, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -337,8 +356,39 @@ class Stream:
             aside = self.checkpoint.path.with_name(f"{self.name}.before-{number}-{int(time.time())}")
             shutil.move(self.checkpoint.path, aside)
             log.warning("the old checkpoint is kept", path=str(aside))
-        log.info("a new generation", stream=self.name, generation=number, start=start)
-        return self.write_identity(lake.Generation(number, last + 1, start, ids))
+        log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
+        return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
+
+    def taken_over(self, found: lake.Generation | None) -> tuple[bool, dict[str, int]]:
+        """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
+        batch. Raises `SpeedError` for one that has not drained.
+        """
+        from pyspark.sql import functions as F
+
+        checkpoints = {s: lake.Checkpoint.of(self.settings, s) for s in lake.streams(self.settings, ()) if s != self.name}
+        theirs = {s: {t for t in c.identity.topic_ids if t in self.mine.topics} for s, c in checkpoints.items() if c.identity}
+        own = set(found.topic_ids) if found else set()
+        asked = [t for t in self.mine.topics if t not in own or any(t in topics for topics in theirs.values())]
+        if not asked or (not checkpoints and self.ledger.appended(self.name) is None):
+            return False, {}
+        rows = lake.read(self.spark, self.ledger).where(F.col("topic").isin(asked)).groupBy("topic", "partition")
+        ends = rows.agg(F.max("until_offset").alias("until"), F.max_by("stream", "until_offset").alias("stream"))
+        entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in ends.toArrow().to_pylist()}
+        for stream, topics in theirs.items():
+            planned = checkpoints[stream].newest("offsets")
+            until = checkpoints[stream].offsets(planned) if planned is not None else {}
+            if half := [t for t in topics for p, o in until.get(t, {}).items() if o > entered.get((t, p), (0, ""))[0]]:
+                raise SpeedError(
+                    f"stream {stream} was reading {half[0]} and has ended inside a batch. Start it, so that it finishes what it "
+                    f"has begun, and drain it: tidemark speed --stream {stream}. Then start this one again"
+                )
+        mine = self.read_upto(found) if found else {}
+        read_on = {
+            stream
+            for (topic, p), (until, stream) in entered.items()
+            if until > mine.get(topic, {}).get(p, 0) and not (stream == self.name and topic in own)
+        }
+        return bool(read_on), {s: self.ledger.appended(s) or 0 for s in read_on - {self.name}}
 
     def read_upto(self, generation: lake.Generation | None = None) -> dict[str, dict[str, int]]:
         """The next offset of each partition that the checkpoint has committed none beyond."""
@@ -376,10 +426,10 @@ class Stream:
         log.warning("going on without what Kafka has deleted; the ledger keeps the range", stream=self.name, lost=lost)
         self.write_ledger(lake.Batch(self.name, seq, seq, lost), counts, datetime.now(UTC), generation)
 
-    def entered(self) -> DataFrame:
-        """This stream's ledger, as Spark reads it: it may hold years."""
+    def entered(self, stream: str = "") -> DataFrame:
+        """A stream's ledger, this one's unless said, as Spark reads it: it may hold years."""
         rows = lake.read(self.spark, self.ledger)
-        return rows.where(rows["stream"] == self.name)
+        return rows.where(rows["stream"] == (stream or self.name))
 
     def newest_generation(self) -> int:
         from pyspark.sql import functions as F
@@ -387,12 +437,13 @@ class Stream:
         found = self.entered().agg(F.max("generation").alias("number")).first() if self.ledger.exists else None
         return found["number"] if found and found["number"] is not None else 0
 
-    def entered_spans(self) -> dict[str, dict[str, list[int]]]:
-        """The first offset of each partition in the ledger and the one after its last."""
+    def entered_spans(self, topics: Sequence[str]) -> dict[str, dict[str, list[int]]]:
+        """The first offset of each partition in the ledger and the one after its last, whichever stream has entered them."""
         from pyspark.sql import functions as F
 
+        rows = lake.read(self.spark, self.ledger)
         ends = (
-            self.entered()
+            rows.where(rows["topic"].isin(list(topics)))
             .groupBy("topic", "partition")
             .agg(F.min("from_offset").alias("from_offset"), F.max("until_offset").alias("until_offset"))
         )
@@ -427,7 +478,7 @@ class Stream:
         """
         from pyspark.sql import functions as F
 
-        done = {t: {p: until for p, (_, until) in parts.items()} for t, parts in entered.items() if t in self.mine.topics}
+        done = {t: {p: until for p, (_, until) in parts.items()} for t, parts in entered.items()}
         offsets: dict[str, dict[str, list[int]]] = {}
         counts: list[dict[str, Any]] = []
         for topic, parts in held.items():
@@ -442,10 +493,10 @@ class Stream:
                 F.count("*").alias("records"),
                 F.count("reject").alias("rejects"),
                 F.count_if(fold.ended()).alias("tombstones"),
-                F.max(fold.event_time(self.mine.topics[topic])).alias("stream_time"),
+                F.max(fold.event_time(self.catalog.topics[topic])).alias("stream_time"),
             )
             mine = [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
-            counts += self.explained(self.mine.topics[topic], mine, spans)
+            counts += self.explained(self.catalog.topics[topic], mine, spans)
         if counts:
             seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
             self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
@@ -455,6 +506,8 @@ class Stream:
 
     def remember_time(self) -> None:
         rows = lake.newest_batch(self.settings, self.name)
+        if not rows:  # what was taken over has come so far
+            rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
         self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
@@ -462,13 +515,16 @@ class Stream:
     # ---- what a rollup lacks
 
     def roll_what_lacks(self) -> None:
-        """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not."""
-        done = self.ledger.appended(self.name)
-        for rollup in self.mine.rollups.values():
-            have = self.tables[rollup.name].appended(self.name) if rollup.name not in self.set_aside else done
+        """Roll from the log, for each rollup, the batches that the ledger has and the rollup's table has not.
+
+        Those of streams that this one has taken topics from too: they do not come back to them.
+        """
+        read = {self.name: self.ledger.appended(self.name)} | self.generation.taken
+        for rollup, stream, done in ((r, s, d) for r in self.mine.rollups.values() for s, d in read.items()):
+            have = self.tables[rollup.name].appended(stream) if rollup.name not in self.set_aside else done
             if done is None or (have is not None and have >= done):
                 continue
-            for step in self.steps(rollup, -1 if have is None else have):
+            for step in self.steps(rollup, stream, -1 if have is None else have):
                 log.info("rolling from the log", rollup=rollup.name, batches=[step.lo, step.hi], upto=done)
                 try:
                     self.roll_step(rollup, step)
@@ -478,13 +534,13 @@ class Stream:
                     self.aside(rollup, error)
                     break
 
-    def steps(self, rollup: Rollup, have: int) -> list[lake.Batch]:
-        """The ledger's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
+    def steps(self, rollup: Rollup, stream: str, have: int) -> list[lake.Batch]:
+        """A stream's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         reads = sorted({t.name for t in rollup.topics.values()})
-        lacks = self.entered().where((F.col("seq") > have) & F.col("topic").isin(reads))
+        lacks = self.entered(stream).where((F.col("seq") > have) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
         numbered = (
             lacks.groupBy("seq")
@@ -505,7 +561,7 @@ class Stream:
         for row in spans.orderBy("step").toArrow().to_pylist():
             found.setdefault(row["step"], []).append(row)
         return [
-            lake.Batch(self.name, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
+            lake.Batch(stream, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
             for rows in found.values()
         ]
 
@@ -513,7 +569,7 @@ class Stream:
         events = {}
         for parameter, topic in rollup.topics.items():
             table = self.tables[topic.name]
-            files = table.files_of(batch.lo, batch.hi)
+            files = table.files_of(batch.lo, batch.hi, batch.stream)
             rows = fold.within_offsets(lake.read(self.spark, table, files=files), batch.offsets.get(topic.name, {}))
             events[parameter] = fold.accepted(topic, rows)
         table = self.tables[rollup.name]
@@ -734,15 +790,24 @@ class Stream:
     # ---- beside the batches
 
     def live_views(self) -> list[View]:
-        """The live views that this stream refreshes: those whose first stream, by name, it is."""
+        """The live views that this stream refreshes: those of which it reads the first topic, by name."""
         views = [v for v in self.catalog.views.values() if v.refresh and v.name in self.tables]
-        return [v for v in views if min(streams_of(v)) == self.name]
+        return [v for v in views if min(needed(self.catalog, [v.name]) & self.catalog.topics.keys()) in self.mine.topics]
+
+    def others(self, view: View) -> list[lake.Table]:
+        """The tables that a view looks at and another stream writes."""
+        looked_at = needed(self.catalog, [view.name])
+        return [self.tables[n] for n in (*self.catalog.topics, *self.catalog.rollups) if n in looked_at - {*self.mine.names}]
 
     def shortcuts(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
 
+    def announced(self) -> Callable[[], None]:
+        """Views that announce have a clock of their own, so that nobody waits for the refresh of another view."""
+        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).soon
+
     def refreshes(self) -> Callable[[], None]:
-        return Refresher(self, self.live_views(), "views").whole
+        return Refresher(self, [v for v in self.live_views() if not v.announce], "views").whole
 
     def compactions(self) -> Callable[[], None]:
         due = Due(self.settings.compact_every)
@@ -752,9 +817,10 @@ class Stream:
             if not due() or not pin:
                 return
             declarations: tuple[Declared, ...] = (*self.mine.topics.values(), *self.mine.rollups.values())
+            upto = {name: pin.seq for name, pin in lake.pins(self.settings, self.catalog.streams).items()}
             for declared in declarations:
                 if declared.name in self.tables:
-                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), {self.name: pin.seq})
+                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), upto)
             lake.compact(self.spark, self.settings, self.ledger, None, {self.name: pin.seq})
 
         return work
@@ -863,7 +929,7 @@ class Background:
         self.thread.start()
 
     def loop(self, prepare: Callable[[], Callable[[], None]]) -> None:
-        self.stream.in_pool("marks" if prepare.__name__ == "shortcuts" else "views")
+        self.stream.in_pool("marks" if prepare.__name__ in ("shortcuts", "announced") else "views")
         work = prepare()
         while not self.stream.stopping.wait(0.1):
             try:
@@ -895,18 +961,22 @@ class Due:
 class Refresher:
     """Computes the newest rows of live views again from the tables, and swaps them in; a settled day is never touched.
 
-    Two of them run: one for the short ways, every few seconds, one for the full ways. `covered` says up to where the full
-    way has last written, so that the two never write one mark twice.
+    Three of them run: one for the short ways, every few seconds, one for the full ways, and one for the full ways of views that
+    announce. `covered` says up to where the full way has last written, so that no two write one mark twice.
     """
 
-    def __init__(self, stream: Stream, views: Sequence[View], pool: str) -> None:
-        self.stream, self.views = stream, views
+    def __init__(self, stream: Stream, views: Sequence[View], pool: str, rest: int = REST) -> None:
+        self.stream, self.views, self.rest = stream, views, rest
         self.spark = stream.spark if pool == "marks" else session.beside(stream.spark)
         self.due = {
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
         }
         self.seen: dict[str, datetime] = {}
-        self.upto: dict[str, int] = {}
+        # Up to which batch each view is computed: all of them know, for one view may read another.
+        self.upto, self.live = stream.refreshed, {v.name for v in stream.live_views()}
+        # The tables of other streams that a view looks at, and at which version it has seen them.
+        self.others = {v.name: stream.others(v) for v in views}
+        self.versions: dict[str, list[int]] = {}
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
         self.zone = stream.settings.tz
@@ -916,6 +986,8 @@ class Refresher:
         self.waiting: float | None = None
         # Minutes of marks, by view, that were missed while the stream was away or caught up.
         self.missed: list[tuple[datetime, datetime, str]] = []
+        # What was to be announced and neither Kafka nor a file took: it goes with what is announced next.
+        self.unsaid: list[notify.Message] = []
 
     def waits(self) -> bool:
         """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
@@ -1030,43 +1102,63 @@ class Refresher:
         if self.waits():
             return
         for view in self.views:
-            # A batch of late events alone moves no time, and corrects rows all the same.
-            same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
-            same &= view.name not in self.stream.skipped
-            looking, reopened = datetime.now(UTC), self.reopened(view)
-            if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
-                continue
-            if view.shortcut and view.shortcut.coarse:
-                if reopened:
-                    self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
-                self.sweep(view, view.shortcut, view.refresh, at)
-                continue
-            if not (reopened or view.shortcut) and self.untouched(view, at):
-                self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
-                log.info("nothing new", view=view.name, until=str(at))
-                continue
-            dates = view.time == "day"
-            step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
-            until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
-            # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
-            behind = [self.upto[s.name] for s in view.reads.values() if s.name in self.upto]
-            seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
-            back = min(at, last or at) - duration(view.refresh.back)
-            if last:
-                # Only what came since can have changed a row: most refreshes need not reach back all the way.
-                low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
-                back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
+            if span := self.span(view, at):
+                self.refresh({view.name: span})
+
+    def soon(self) -> None:
+        """As `whole`, and all views that are due in one job: each would wait for the one before it."""
+        at = self.stream.stream_time
+        if not self.waits() and (spans := {v.name: span for v in self.views if (span := self.span(v, at))}):
+            self.refresh(spans)
+
+    def span(self, view: View, at: datetime | None) -> Span | None:
+        """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
+        # A batch of late events alone moves no time, and corrects rows all the same.
+        same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
+        same &= view.name not in self.stream.skipped
+        others = [table.delta().version() for table in self.others[view.name]]
+        same &= others == self.versions.get(view.name, [])
+        looking, reopened = datetime.now(UTC), self.reopened(view)
+        if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
+            return None
+        if view.shortcut and view.shortcut.coarse:
             if reopened:
-                back = min(back, midnight(reopened, self.zone))
-            # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
-            since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or HOUR)
-            began = time.monotonic()
-            rows = self.answers(view, view, since, until).toArrow()
-            self.swap(view, rows, since, until, None)
-            self.seen[view.name], self.upto[view.name], self.known[view.name] = at, seq, looking
+                self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
+            self.sweep(view, view.shortcut, view.refresh, at)
+            return None
+        if not (reopened or view.shortcut) and self.untouched(view, at):
+            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+            log.info("nothing new", view=view.name, until=str(at))
+            return None
+        dates = view.time == "day"
+        step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
+        until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
+        # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
+        behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
+        seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
+        back = min(at, last or at) - duration(view.refresh.back)
+        if last:
+            # Only what came since can have changed a row: most refreshes need not reach back all the way.
+            low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
+            back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
+        if reopened:
+            back = min(back, midnight(reopened, self.zone))
+        # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
+        part = HOUR if view.shortcut or dates else duration(view.refresh.step)
+        since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or part)
+        return Span(since, until, part, at, seq, looking, others)
+
+    def refresh(self, spans: Mapping[str, Span]) -> None:
+        """Compute views by the full way, in one job, and swap them in."""
+        began, views = time.monotonic(), self.stream.catalog.views
+        frames = {name: self.answers(views[name], views[name], span.since, span.until) for name, span in spans.items()}
+        for name, rows in fold.together(frames).items():
+            span = spans[name]
+            self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
+            self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
             took = time.monotonic() - began
-            self.due[view.name].rest(max(REST * took, self.due[view.name].seconds))
-            log.info("refreshed", view=view.name, since=str(since), until=str(until), seconds=round(took, 3))
+            self.due[name].rest(max(self.rest * took, self.due[name].seconds - took))
+            log.info("refreshed", view=name, since=str(span.since), until=str(span.until), seconds=round(took, 3))
 
     def untouched(self, view: View, at: datetime) -> bool:
         """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
@@ -1161,14 +1253,47 @@ class Refresher:
                 )
                 rows = pa.concat_tables([there.select(*rows.column_names).toArrow().cast(rows.schema), rows])
                 since = hour
+            parts = [(span, p) for span, p in by_span(rows, view.time, step or HOUR, self.zone) if span >= since or not step]
             adds = []
-            for span, part in by_span(rows, view.time, step or HOUR, self.zone):
-                if span >= since or not step:
-                    mark = f"{span:%M%S}" if step else "all"
-                    adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
+            for span, part in parts:
+                mark = f"{span:%M%S}" if step else "all"
+                adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
+            if view.announce and self.stream.settings.told and parts:
+                self.announce(view, table, pa.concat_tables([part for _, part in parts]))
             lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
             if not step:
                 self.stream.covered[view.name] = until
+
+    def announce(self, view: View, table: lake.Table, rows: pa.Table) -> None:
+        """Send what is said of the rows whose key the table has not, before it has them: whoever is killed in between sends it
+        again, under the same id. Raises nothing: rows are never held back by their announcement.
+        """
+        began = time.monotonic()
+        try:
+            fresh = self.fresh(view, table, rows)
+            self.unsaid += notify.announced(self.stream.settings, view, fresh)
+            if self.unsaid:
+                notify.send(self.stream.settings, self.unsaid)
+                self.unsaid = []
+                log.info("announced", view=view.name, rows=len(fresh), seconds=round(time.monotonic() - began, 3))
+                lake.failpoint("announced")
+        except Exception as error:
+            log.error(
+                "could not be announced", view=view.name, unsaid=len(self.unsaid), because=" ".join(str(error).split())[:500]
+            )
+
+    def fresh(self, view: View, table: lake.Table, rows: pa.Table) -> list[dict[str, Any]]:
+        """The rows whose key the table has not, by time; none of a settled day, which live rows do not enter. By Arrow alone."""
+        import pyarrow as pa
+
+        key = list(view.key)
+        numbered = rows.select(key).append_column("_row", pa.array(range(rows.num_rows))).drop_null()
+        new = numbered.join(lake.beside(table, rows, key), keys=key, join_type="left anti")
+        if not new.num_rows:
+            return []
+        settled = lake.settled_days(self.stream.settings, table)
+        order = [(column, "ascending") for column in dict.fromkeys([view.time, *key])]
+        return [row for row in rows.take(new["_row"]).sort_by(order).to_pylist() if row["day"] not in settled]
 
 
 def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tuple[datetime, datetime]]:
@@ -1176,6 +1301,20 @@ def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tupl
     while since < until:
         yield since, min(until, since + length)
         since += length
+
+
+@dataclass(frozen=True)
+class Span:
+    """What of a view is computed, `[since, until)` in pieces of `part`: at which stream time, up to which batch, when somebody
+    looked for publications, and with which versions of other streams' tables."""
+
+    since: datetime
+    until: datetime
+    part: timedelta
+    at: datetime
+    seq: int
+    looking: datetime
+    others: list[int]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tidemark import local
+from tidemark import lake, local
 from tidemark.model import Catalog
 from tidemark.settings import Settings
 
@@ -26,6 +26,8 @@ BARS = "▁▂▃▄▅▆▇█"
 TRAIL = timedelta(minutes=10)
 TOP = 10
 SILENT = timedelta(seconds=15)
+VIEWS = ("site_last_hour", "last_hour", "site_daily_traffic")
+"""What the screen shows."""
 EVERY = 1.0
 """Seconds between looks. A look at an unchanged table costs under a millisecond."""
 
@@ -95,9 +97,10 @@ class Look:
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self.settings, self.catalog = settings, catalog
         views = settings.lake_path / "views"
-        self.site = Newest(views / "site_last_hour", "mark", TRAIL)
-        self.pages = Newest(views / "last_hour", "mark", timedelta())
-        self.days = Newest(views / "site_daily_traffic", "day", timedelta(days=6))
+        site, pages, days = (views / name for name in VIEWS)
+        self.site = Newest(site, "mark", TRAIL)
+        self.pages = Newest(pages, "mark", timedelta())
+        self.days = Newest(days, "day", timedelta(days=6))
 
     def now(self) -> Sight:
         pages = sorted(self.pages.rows(), key=lambda row: (-row["pv"], row["page"]))
@@ -105,7 +108,7 @@ class Look:
             tuple((row["mark"], row["pv"], row["uv"]) for row in self.site.rows()),
             tuple((row["page"], row["pv"], row["uv"]) for row in pages[:TOP]),
             tuple((row["day"], row["pv"], row["uv"], row["settled"]) for row in reversed(self.days.rows())),
-            {name: local.status(self.settings, name) for name in self.catalog.streams},
+            {name: local.status(self.settings, name) for name in lake.streams(self.settings, self.catalog.streams)},
         )
 
 

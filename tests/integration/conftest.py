@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,16 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
         settings: Settings,
         arguments: dict[str, Any] | None = None,
         *,
+        stream: str = "main",
+        only: Sequence[str] = (),
         recover: bool = False,
         accept_loss: bool = False,
         failpoint: str | None = None,
         program: str = SPEED,
     ) -> Process:
         settings.home.mkdir(parents=True, exist_ok=True)
-        argument = [request.module.__name__, arguments or {}, {"recover": recover, "accept_loss": accept_loss}]
+        options = {"stream": stream, "only": only, "recover": recover, "accept_loss": accept_loss}
+        argument = [request.module.__name__, arguments or {}, options]
         process = Process(settings, program, argument, failpoint, settings.home / f"process-{len(started)}.log")
         started.append(process)
         return process

@@ -106,18 +106,19 @@ class House:
         return {d.name: lake.table(self.settings, d).delta().version() for d in CATALOG.derived}
 
     def watching(self) -> dict[str, Any] | None:
-        """The task that watches the stream now."""
+        """The task that watches stream main, the first of them, now."""
         if self.http.get("/api/v2/dags/speed_layer").status_code == 404:
             return None  # not parsed yet
         runs = self.get("dags/speed_layer/dagRuns", order_by="-run_after", limit=1)["dag_runs"]
         if not runs:
             return None
         found = self.tasks("speed_layer", runs[0]["dag_run_id"])
-        return next((t for name, t in found.items() if name.startswith("watch") and t["state"] == "deferred"), None)
+        watches = [t for name, t in found.items() if name.startswith("watch") and t["map_index"] == 0]
+        return next((t for t in watches if t["state"] == "deferred"), None)
 
     def streams(self) -> list[psutil.Process]:
-        """The processes of streams of this home."""
-        found = [p for p in psutil.process_iter(["cmdline"]) if "speed" in (p.info["cmdline"] or [])]
+        """The processes of stream main of this home."""
+        found = [p for p in psutil.process_iter(["cmdline"]) if {"speed", "main"} <= set(p.info["cmdline"] or [])]
         return [p for p in found if p.environ().get("TIDEMARK_HOME") == str(self.settings.home)]
 
     def pid(self) -> int:

@@ -240,7 +240,7 @@ def test_up_starts_a_stream_on_a_broker_that_asks_for_tls_and_a_password(theirs:
     tidemark(run, settings, "up")
     try:
         process = local.running(settings, "speed-main")
-        assert process is not None and [p.name for p in local.processes(settings)] == ["speed-main"]
+        assert process is not None and {p.name for p in local.processes(settings)} == {"speed-main", "speed-alarms"}
         deadline = time.monotonic() + 90
         while local.status(settings).get("heartbeat", {}).get("state") != "running":
             assert process.alive() and time.monotonic() < deadline, process.log.read_text()

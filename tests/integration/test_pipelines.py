@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tidemark import kafka, lake, model, query, settle
-from tidemark.model import Catalog, Live, Topic, View
-from tidemark.pipelines import searches, stocks, study, visits, words
+from tidemark.model import Catalog, Topic, View
+from tidemark.pipelines import payments, searches, stocks, study, visits, words
 from tidemark.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the laws of the pipelines stand one folder above
@@ -23,7 +23,7 @@ laws = importlib.import_module("laws")
 
 pytestmark = pytest.mark.long  # a stream, a settling and a replay of two days
 
-MODULES = (visits, searches, stocks, study, words)
+MODULES = (visits, searches, stocks, study, words, payments)
 LAWS = {m: importlib.import_module(f"test_{m.__name__.rpartition('.')[2]}").LAW for m in MODULES}
 ANSWERS = {name: sql for law in LAWS.values() for name, sql in law.answers.items()}
 TODAY = datetime.now(UTC).date()
@@ -32,17 +32,22 @@ START, STOP = (datetime.combine(d, datetime.min.time(), UTC) for d in (DAYS[0], 
 EARLY = timedelta(minutes=25)  # live views begin where the first of the days does
 
 
-def declared() -> Catalog:
-    """The pipelines as they are shipped, but for how often their live views are computed again.
+def declared(mistaken: str | None = None) -> Catalog:
+    """The pipelines as they are shipped, but for how often their live views are computed again, and a view that raises.
 
     `stock_closes` is read by another view, so views are replaced together with what they read.
     """
+
+    def mistake(payments: Any) -> Any:
+        raise ValueError("a mistake")
+
     found: dict[str, Any] = {}
     quick: dict[str, View] = {}
     for declaration in model.catalog(MODULES).derived:
         reads = {p: quick.get(s.name, s) for p, s in declaration.reads.items()}
-        refresh = declaration.refresh and Live("1 second", declaration.refresh.back)
-        quick[declaration.name] = replace(declaration, reads=reads, refresh=refresh)
+        refresh = declaration.refresh and replace(declaration.refresh, every="1 second")
+        function = mistake if declaration.name == mistaken else declaration.function
+        quick[declaration.name] = replace(declaration, reads=reads, refresh=refresh, function=function)
     for topic in model.catalog(MODULES).topics.values():
         found[topic.name] = topic
     return model.catalog([type("shipped", (), found | quick)])
@@ -53,7 +58,7 @@ CATALOG = declared()
 
 def accepted(topic: Topic, value: bytes) -> dict[str, Any] | None:
     """What Python alone makes of a value: an event with the topic's columns, or nothing."""
-    kinds = {"STRING": str, "INT": int, "TIMESTAMP": str, "DECIMAL": (int, float)}
+    kinds = {"STRING": str, "INT": int, "BOOLEAN": bool, "TIMESTAMP": str, "DECIMAL": (int, float)}
     try:
         text = value.decode()
         event = json.loads(text) if topic.format == "json" else {topic.columns[0].name: text}
@@ -126,16 +131,21 @@ def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSes
     kafka.apply(done.settings, CATALOG.topics.values())
     timed = [t for t in CATALOG.topics.values() if t.format == "json"]
     live = [v.name for v in CATALOG.views.values() if v.refresh and v.name != "word_counts"]
+    of_quotes = ["stock_closes", "top_movers"]
+    of_main = [name for name in live if name not in of_quotes]
     done.sent = {t.name: [] for t in CATALOG.topics.values()}
-    stream = run(done.settings)
+    stream, alarms = run(done.settings), run(done.settings, stream="alarms")
     for parts in zip(*(slices(t, request.param) for t in timed), strict=True):
-        with stream.paused():
+        with stream.paused(), alarms.paused():
             for topic, values in zip(timed, parts, strict=True):
                 assert kafka.produce(done.settings, topic, values).complete
                 done.sent[topic.name] += [e for v in values if (e := accepted(topic, v))]
                 done.records += len(values)
-        stream.until(lambda: sum(r["records"] for r in lake.ledger_rows(done.settings, "main")) == done.records)
-        stream.until(lambda: fresh(stream, live, max(e["clicked_at"] for e in done.sent["clicks"][-100:])), 180)
+        stream.until(
+            lambda: sum(r["records"] for s in CATALOG.streams for r in lake.ledger_rows(done.settings, s)) == done.records
+        )
+        stream.until(lambda: fresh(stream, of_main, max(e["clicked_at"] for e in done.sent["clicks"][-100:])), 180)
+        alarms.until(lambda: fresh(alarms, of_quotes, max(e["quoted_at"] for e in done.sent["quotes"][-100:])), 180)
     done.live = differences(done, live, START, STOP)
 
     lines = words.LINES
@@ -146,6 +156,7 @@ def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSes
     stream.until(lambda: fresh(stream, ["word_counts"], max(e[laws.TOOK] for e in done.sent["lines"])), 60)
     done.lines = differences(done, ["word_counts"], STOP, tomorrow)["word_counts"]
     stream.drains()
+    alarms.drains()
 
     names = [v for v in CATALOG.views if v != "word_counts"]
     done.run = settle.settle(done.settings, CATALOG, DAYS, "the pipelines' test")
@@ -157,7 +168,7 @@ def days(request: Any, house: Callable[..., Settings], run: Any, spark: SparkSes
 
 def test_live_views_equal_duckdb_over_what_was_sent(days: Days) -> None:
     assert days.live == dict.fromkeys(days.live, 0)
-    assert set(days.live) == {"visits", "search_clicks", "stock_closes", "top_movers"}
+    assert set(days.live) == {"visits", "search_clicks", "stock_closes", "top_movers", *LAWS[payments].answers}
     assert days.lines == 0
 
 
@@ -174,3 +185,25 @@ def test_every_gate_holds_and_no_difference_is_unexplained(days: Days) -> None:
 def test_replay_from_zero_finds_every_row_as_it_was_settled(days: Days) -> None:
     compared = {name: said["compare"] for name, said in days.again.tables.items() if name in days.settled}
     assert {n: (c["missing"], c["extra"], c["changed"]) for n, c in compared.items()} == dict.fromkeys(days.settled, (0, 0, 0))
+
+
+def test_one_answer_of_a_topic_fails_and_is_replayed_alone(days: Days) -> None:
+    def versions() -> dict[str, int]:
+        return {v.name: lake.table(days.settings, v).delta().version() for v in CATALOG.views.values()}
+
+    answers = ["payment_ledger", "order_changes", "item_sales"]
+    run = settle.settle(days.settings, declared("payment_ledger"), DAYS, "with a mistake", only=answers)
+    gates = {n: said["gate"] for n, said in run.tables.items() if n in CATALOG.views}
+    alone = {"payment_ledger": "failed", "payment_days": "failed"}
+    assert gates == dict.fromkeys(("order_changes", "order_status", "item_sales"), "passed") | alone
+    assert "a mistake" in run.tables["payment_ledger"]["reasons"][0]
+    before = versions()
+    settle.publish(days.settings, CATALOG, run.id)
+    after = versions()
+    assert {n for n in after if after[n] > before[n]} == {"order_changes", "order_status", "item_sales"}
+
+    again = settle.replay(days.settings, CATALOG, "the ledger alone, mended", only=["payment_ledger"])
+    assert set(again.tables) & CATALOG.views.keys() == {"payment_ledger", "payment_days"}
+    settle.publish(days.settings, CATALOG, again.id)
+    assert {n for n, version in versions().items() if version > after[n]} == {"payment_ledger", "payment_days"}
+    assert differences(days, list(LAWS[payments].answers), START, STOP) == dict.fromkeys(LAWS[payments].answers, 0)

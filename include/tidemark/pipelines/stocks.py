@@ -22,10 +22,13 @@ MOST, DAYS_BACK = 10, 10
 def sample_quote(random: Random, at: datetime) -> dict[str, Any]:
     """One quote of 60 stocks, whose prices swing by days; one of fifty is a close, one of a hundred a correction.
 
-    A real market closes once a day. The sample's stocks close at any time, so that there is something to see.
+    A real market closes once a day. The sample's stocks close at any time, so that there is something to see. In every fifth
+    minute a tenth of the quotes are of one stock, and its price jumps to and fro.
     """
-    number = random.randrange(60)
-    swing = math.sin(at.timestamp() / 86400 * (1 + number / 20) + number)
+    minute = int(at.timestamp()) // 60
+    nervous = minute % 5 == 4 and random.random() < 0.1
+    number = minute // 5 % 60 if nervous else random.randrange(60)
+    swing = math.sin(at.timestamp() / 86400 * (1 + number / 20) + number) + nervous * random.choice((0, 2))
     return {
         "event_id": f"{random.getrandbits(96):024x}",
         "quote_id": f"{random.getrandbits(64):016x}",
@@ -43,6 +46,7 @@ QUOTES = Topic(
     key="symbol",
     partitions=6,
     retention="7 days",
+    stream="alarms",  # a price that jumps is told within seconds (decision 0030)
     schema="""
         event_id STRING NOT NULL COMMENT 'the message; a repeat has the same one',
         quote_id STRING NOT NULL COMMENT 'the quote; its corrections have the same one, and the same quoted_at',

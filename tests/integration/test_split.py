@@ -1,0 +1,163 @@
+"""A topic changes its stream, and a stream its cores, under traffic: nothing is lost and nothing doubled, on a real broker."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidemark import kafka, lake, model, query, settle
+from tidemark.functions import distinct, how_many, of_log, pane
+from tidemark.model import Catalog, Live, Topic, rollup, view
+from tidemark.settings import Settings
+
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
+NOON = datetime.combine(YESTERDAY, datetime.min.time(), UTC) + timedelta(hours=12)
+
+
+def topic(name: str, partitions: int) -> Topic:
+    schema = "id STRING NOT NULL, made_at TIMESTAMP NOT NULL"
+    return Topic(name, key="id", partitions=partitions, schema=schema, id="id", event_time="made_at", checks=of_log(name))
+
+
+def declared(one: str, two: str) -> Catalog:
+    """Two pipelines in one stream, and a view over the topics of both."""
+    ones, twos = topic(one, 3), topic(two, 2)
+
+    @rollup(reads={"events": ones}, key=("minute",), time="minute", merge={"ids": "distinct"})
+    def minutes_one(events: DataFrame) -> DataFrame:
+        return events.groupBy(pane("made_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+
+    @rollup(reads={"events": twos}, key=("minute",), time="minute", merge={"ids": "distinct"})
+    def minutes_two(events: DataFrame) -> DataFrame:
+        return events.groupBy(pane("made_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+
+    @view(
+        reads={"ones": minutes_one, "twos": minutes_two},
+        key=("minute", "which"),
+        time="minute",
+        live=Live(every="1 second", back="2 hours"),
+    )
+    def both(ones: DataFrame, twos: DataFrame) -> DataFrame:
+        sides = ones.withColumn("which", F.lit("one")).unionByName(twos.withColumn("which", F.lit("two")))
+        return sides.select("minute", "which", how_many("ids").alias("events"))
+
+    return model.catalog([type("split", (), {"one": ones, "two": twos, "a": minutes_one, "b": minutes_two, "c": both})])
+
+
+class Traffic:
+    """Events into two topics, a hundred a second each, from entering to leaving."""
+
+    def __init__(self, settings: Settings, topics: list[Topic]) -> None:
+        self.ended = threading.Event()
+        self.sent: dict[str, int] = {}
+        self.threads = [threading.Thread(target=self.send, args=(settings, t)) for t in topics]
+
+    def events(self) -> Iterator[dict[str, str]]:
+        number = 0
+        while not self.ended.is_set():
+            yield {"id": f"e{number}", "made_at": (NOON + timedelta(milliseconds=10 * number)).isoformat()}
+            number += 1
+
+    def send(self, settings: Settings, topic: Topic) -> None:
+        self.sent[topic.name] = kafka.produce(settings, topic, self.events(), rate=100).delivered
+
+    def __enter__(self) -> "Traffic":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def entered(settings: Settings, *streams: str) -> list[dict[str, Any]]:
+    return [row for stream in streams for row in lake.ledger_rows(settings, stream)]
+
+
+def records(settings: Settings, stream: str, name: str) -> int:
+    return sum(row["records"] for row in entered(settings, stream) if row["topic"] == name)
+
+
+@pytest.mark.long
+def test_two_halves_and_one_again_under_traffic_lose_and_double_nothing(
+    house: Callable[..., Settings], run: Any, spark: SparkSession, topic_name: str
+) -> None:
+    names = {"one": topic_name, "two": f"{topic_name}_two"}
+    one, two = names.values()
+    catalog, settings = declared(**names), house(master="local[1]")
+    kafka.apply(settings, catalog.topics.values())
+    more = settings.model_copy(update={"master": "local[2]"})
+
+    with Traffic(settings, list(catalog.topics.values())) as traffic:
+        main = run(settings, names)
+        main.until(lambda: records(settings, "main", one) > 100 and records(settings, "main", two) > 100)
+        main.drains()
+
+        # Two halves, each with more cores. What one reads the other refuses.
+        half = run(more, names, stream="second", only=["minutes_two"], failpoint="between")
+        half.dies()
+        refused = run(more, names)
+        refused.ends(1)
+        assert f"stream second was reading {two} and has ended inside a batch" in refused.said
+        half = run(more, names, stream="second", only=[two])
+        half.until(lambda: records(settings, "second", two) > 100)
+        refused = run(more, names)
+        refused.ends(1)
+        assert f"topic {two} is read by another stream" in refused.said
+        before = records(settings, "main", one)
+        main = run(more, names, only=[one])
+        main.until(lambda: records(settings, "main", one) > before + 100)
+        read = {r["topic"] for r in entered(settings, "main") if r["seq"] == max(x["seq"] for x in entered(settings, "main"))}
+        assert read == {one}
+        main.drains()
+        half.drains()
+        pins = lake.pins(settings, catalog.streams)
+        for name in (one, two):
+            ends = Counter[str]()
+            for row in entered(settings, "main", "second"):
+                if row["topic"] == name:
+                    ends[str(row["partition"])] = max(ends[str(row["partition"])], row["until_offset"])
+            assert lake.upto(pins, name) == ends
+
+        # One again.
+        before = records(settings, "main", two)
+        main = run(more, names)
+        main.until(lambda: records(settings, "main", two) > before + 100)
+    total = sum(traffic.sent.values())
+    main.until(lambda: sum(row["records"] for row in entered(settings, "main", "second")) == total)
+
+    # Each partition's offsets follow each other, and every one of them is a row of the log, once.
+    spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for row in entered(settings, "main", "second"):
+        spans.setdefault((row["topic"], row["partition"]), []).append((row["from_offset"], row["until_offset"]))
+    ends = kafka.offsets(settings, [one, two], "latest")
+    for (name, partition), found in spans.items():
+        found.sort()
+        assert [start for start, _ in found] == [0, *(until for _, until in found[:-1])]
+        assert found[-1][1] == ends[name][partition]
+    for name in (one, two):
+        sql = f'SELECT count(*), count(DISTINCT (kafka.partition, kafka."offset")), count(DISTINCT id) FROM {name}'
+        assert query.query(settings, catalog, sql).rows == [(traffic.sent[name],) * 3]
+
+    # The rollups have every event, live, and settled from the pins of both streams.
+    def counted() -> dict[str, int]:
+        rows = query.query(settings, catalog, "SELECT which, sum(events)::BIGINT FROM both GROUP BY which").rows
+        return {str(which): int(events) for which, events in rows}
+
+    wanted = {"one": traffic.sent[one], "two": traffic.sent[two]}
+    main.until(lambda: counted() == wanted)
+    main.drains()
+    done = settle.settle(settings, catalog, [YESTERDAY], "after the split")
+    assert {name: said["reasons"] for name, said in done.tables.items() if said["gate"] != "passed"} == {}
+    assert done.tables["both"]["compare"]["unexplained"] == 0
+    settle.publish(settings, catalog, done.id)
+    assert counted() == wanted
+    live = [f.path for f in lake.table(settings, catalog["minutes_two"]).files() if f.live]
+    assert live == []
