@@ -127,7 +127,8 @@ def submitted(settings: Settings) -> dict[str, Any]:
 def session(settings: Settings, app: str, extra: dict[str, str] | None = None, short: bool = True) -> SparkSession:
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
-    `extra` overrides single settings; `short` says that it lives for minutes, not days. Raises `FileNotFoundError` when the jars have not been fetched (`tidemark jars`).
+    `extra` overrides single settings; `short` says that it lives for minutes, not days. Raises `FileNotFoundError` when the jars
+    have not been fetched (`tidemark jars`).
     """
     from pyspark.sql import SparkSession
 
