@@ -68,10 +68,10 @@ def send(settings: Settings, *sent: tuple[Topic, list[dict[str, Any]]]) -> None:
 
 
 def refreshed(stream: Any, until: str) -> bool:
-    """Whether every view has been computed with the event of that time."""
-    told = re.findall(r"refreshed .*until='([^']+)' view=(\w+)", stream.said)
+    """Whether every view has been looked at with the event of that time."""
+    told = re.findall(r"(?:refreshed|nothing new) .*until='([^']+)' view=(\w+)", stream.said)
     reached = {view: at for at, view in told}
-    return all(v in reached and datetime.fromisoformat(reached[v]) > datetime.fromisoformat(until) for v in CATALOG.views)
+    return all(v in reached and datetime.fromisoformat(reached[v]) >= datetime.fromisoformat(until) for v in CATALOG.views)
 
 
 class Told:
