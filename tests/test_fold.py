@@ -735,3 +735,16 @@ def test_offsets_hold_their_from_and_not_their_until(spark):
     found = fold.within_offsets(log, {"0": [1, 3]})
     assert sorted((r["kafka"]["partition"], r["kafka"]["offset"]) for r in found.collect()) == [(0, 1), (0, 2)]
     assert fold.within_offsets(log, {}).count() == 0
+
+
+def test_rows_of_several_frames_come_in_one_job_and_apart(spark):
+    noon = datetime(2026, 11, 18, 12, tzinfo=UTC)
+    ones = spark.range(3).select("id", F.lit(noon).alias("at"), F.struct(F.lit("a").alias("b")).alias("kafka"))
+    twos = spark.range(2).select(F.lit(None).cast("string").alias("id"), F.array(F.lit(1)).alias("numbers"))
+    found = fold.together({"ones": ones, "none": twos.where("id = 'x'"), "twos": twos})
+    assert {name: sorted(map(str, rows.to_pylist())) for name, rows in found.items()} == {
+        "ones": sorted(str({"id": n, "at": noon, "kafka": {"b": "a"}}) for n in range(3)),
+        "none": [],
+        "twos": [str({"id": None, "numbers": [1]})] * 2,
+    }
+    assert [rows.schema.types for rows in found.values()] == [f.toArrow().schema.types for f in (ones, twos, twos)]

@@ -225,14 +225,15 @@ def test_a_payment_and_a_refund_are_told_with_their_amount(spark):
     ids=lambda v: getattr(v, "name", ""),
 )
 def test_an_answer_that_fails_takes_no_other_with_it(spark, view, fail):
-    def broken_one(payments):
+    def mistaken(payments):
         return payments.select("no_such_column")
 
-    own = catalog([pipeline])
-    wrong = replace(view, function=broken_one)
-    views = {n: replace(v, reads={p: wrong if s is view else s for p, s in v.reads.items()}) for n, v in own.views.items()}
-    module = type("payments", (), {"topic": PAYMENTS, **views, view.name: wrong})
-    found = {d.name: schema for d, schema in fold.schemas(spark, catalog([module]))}
+    quick: dict = {}
+    for declared in catalog([pipeline]).derived:
+        reads = {p: quick.get(source.name, source) for p, source in declared.reads.items()}
+        function = mistaken if declared is view else declared.function
+        quick[declared.name] = replace(declared, reads=reads, function=function)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([type("payments", (), {"topic": PAYMENTS, **quick})]))}
     assert {name for name, schema in found.items() if isinstance(schema, Exception)} == fail
 
 

@@ -251,12 +251,12 @@ def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
         return {name: frame.toArrow() for name, frame in frames.items()}
     import pyarrow as pa
 
-    apart = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
+    # A list of one and not the row alone: a row that is null may not have columns which are not.
+    apart = [frame.select(F.array(F.struct("*")).alias(name)) for name, frame in frames.items()]
     whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), apart).toArrow()
     found = {}
     for name in frames:
-        rows = whole[name].combine_chunks()
-        rows = rows.filter(rows.is_valid())
+        rows = whole[name].combine_chunks().flatten()
         found[name] = pa.Table.from_arrays(rows.flatten(), names=[field.name for field in rows.type])
     return found
 

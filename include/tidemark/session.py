@@ -102,13 +102,15 @@ def cluster(settings: Settings) -> dict[str, str]:
     }
 
 
-def java(settings: Settings) -> dict[str, str]:
-    """What must be said before the JVM starts."""
-    # C1 only and the serial collector: on two cores a start is twice as fast and small batches cost less. With C1 alone the
-    # code cache is 48 MB, which a stream's generated code fills in minutes; then a third of a core goes into sweeping it.
+def java(settings: Settings, short: bool = True) -> dict[str, str]:
+    """What must be said before the JVM starts; a `short` life is one of minutes."""
+    # The serial collector, for two cores. C1 only where life is short: on two cores a start is then twice as fast. A stream lives
+    # for days: with C2 too its loops over sets run six times as fast, and 1,000 events/s behind an hour cost half the cores.
+    # The code cache would be 48 MB with C1 alone, which a stream's generated code fills in minutes; then a third of a core goes
+    # into sweeping it.
     log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
     options = (
-        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
+        f"{'-XX:TieredStopAtLevel=1 ' if short else ''}-XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
         f"-Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
     )
     return {"spark.driver.memory": settings.driver_memory, "spark.driver.extraJavaOptions": options}
@@ -122,10 +124,11 @@ def submitted(settings: Settings) -> dict[str, Any]:
     return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
 
 
-def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -> SparkSession:
+def session(settings: Settings, app: str, extra: dict[str, str] | None = None, short: bool = True) -> SparkSession:
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
-    `extra` overrides single settings. Raises `FileNotFoundError` when the jars have not been fetched (`tidemark jars`).
+    `extra` overrides single settings; `short` says that it lives for minutes, not days. Raises `FileNotFoundError` when the jars
+    have not been fetched (`tidemark jars`).
     """
     from pyspark.sql import SparkSession
 
@@ -145,7 +148,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None) -
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
         builder = builder.master(settings.master).config("spark.jars", ",".join(map(str, jars)))
-        for name, value in java(settings).items():
+        for name, value in java(settings, short).items():
             builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     """The user's password; no message, log or file of the platform shows it."""
     master: str = "local[2]"
     """Spark's master for the stream, settling and replays."""
-    driver_memory: str = "1536m"
+    driver_memory: str = "1408m"
     """The largest heap of a Spark process, on a cluster of an executor too."""
     driver_memories: str = "alarms=768m"
     """Which streams have another heap than `driver_memory` says, parted by commas: `NAME=768m`."""

@@ -42,7 +42,7 @@ SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
 # How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
-SWEPT = timedelta(minutes=20)
+SWEPT = timedelta(minutes=10)
 # How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
 REST = 9
 # And of a view that announces its rows, which somebody waits for.
@@ -174,7 +174,7 @@ class Stream:
                 signal.signal(signum, lambda *_: self.stopping.set())
         self.wait_for_broker()
         self.spark: SparkSession = session.session(
-            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}
+            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}, short=False
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
@@ -1072,7 +1072,7 @@ class Refresher:
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
-        Twenty minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
+        Ten minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
         and then some hours at a time.
         """
         step = duration(shortcut.step)
