@@ -108,6 +108,7 @@ def test_reasons_are_counted_by_partition_without_their_column() -> None:
         "partition": 0,
         "records": 3,
         "rejects": 2,
+        "tombstones": 0,
         "reasons": {"missing": 2},
         "stream_time": NOON,
     }
