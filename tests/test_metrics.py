@@ -117,6 +117,7 @@ def test_reasons_are_counted_by_partition_without_their_column() -> None:
         "partition": 1,
         "records": 2,
         "rejects": 1,
+        "tombstones": 0,
         "reasons": {"wanted TIMESTAMP (ISO 8601), found STRING": 1},
         "stream_time": NOON - timedelta(hours=1),
     }
