@@ -97,7 +97,7 @@ def test_each_stream_has_a_port_of_its_own() -> None:
 def test_reasons_are_counted_by_partition_without_their_column() -> None:
     rows = pa.table(
         {
-            "kafka": [{"partition": p} for p in (0, 0, 0, 1, 1)],
+            "kafka": [{"partition": p, "value": b"{}"} for p in (0, 0, 0, 1, 1)],
             "reject": [None, "price: missing", "id: missing", None, "at: wanted TIMESTAMP (ISO 8601), found STRING"],
             "event_time": pa.array([NOON, None, None, NOON - timedelta(hours=1), None], pa.timestamp("us", "UTC")),
         }
@@ -108,6 +108,7 @@ def test_reasons_are_counted_by_partition_without_their_column() -> None:
         "partition": 0,
         "records": 3,
         "rejects": 2,
+        "tombstones": 0,
         "reasons": {"missing": 2},
         "stream_time": NOON,
     }
@@ -116,6 +117,7 @@ def test_reasons_are_counted_by_partition_without_their_column() -> None:
         "partition": 1,
         "records": 2,
         "rejects": 1,
+        "tombstones": 0,
         "reasons": {"wanted TIMESTAMP (ISO 8601), found STRING": 1},
         "stream_time": NOON - timedelta(hours=1),
     }

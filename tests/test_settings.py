@@ -79,6 +79,12 @@ def test_password_is_in_no_text_of_the_settings() -> None:
 
 
 def test_a_stream_has_its_own_trigger_and_heap_where_they_are_said() -> None:
-    settings = Settings(_env_file=None, trigger="5 seconds", triggers="alarms=1 second", driver_memories="orders=3g, alarms=768m")
+    settings = Settings(
+        _env_file=None,
+        driver_memory="1536m",
+        trigger="5 seconds",
+        triggers="alarms=1 second",
+        driver_memories="orders=3g, alarms=768m",
+    )
     told = {s: (settings.of(s).trigger, settings.of(s).driver_memory) for s in ("main", "alarms", "orders")}
     assert told == {"main": ("5 seconds", "1536m"), "alarms": ("1 second", "768m"), "orders": ("5 seconds", "3g")}

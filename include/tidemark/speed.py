@@ -1108,8 +1108,19 @@ class Refresher:
     def soon(self) -> None:
         """As `whole`, and all views that are due in one job: each would wait for the one before it."""
         at = self.stream.stream_time
-        if not self.waits() and (spans := {v.name: span for v in self.views if (span := self.span(v, at))}):
+        if self.waits() or not (spans := {v.name: span for v in self.views if (span := self.span(v, at))}):
+            return
+        try:
             self.refresh(spans)
+        except Exception:
+            if len(spans) == 1 or self.stream.stopping.is_set():
+                raise
+            for name, span in spans.items():  # one that fails must not silence the others
+                try:
+                    self.refresh({name: span})
+                except Exception as error:
+                    self.due[name].rest(60)
+                    log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
 
     def span(self, view: View, at: datetime | None) -> Span | None:
         """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""

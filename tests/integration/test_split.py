@@ -97,23 +97,23 @@ def test_two_halves_and_one_again_under_traffic_lose_and_double_nothing(
 
     with Traffic(settings, list(catalog.topics.values())) as traffic:
         main = run(settings, names)
-        main.until(lambda: records(settings, "main", one) > 100 and records(settings, "main", two) > 100)
+        main.until(lambda: records(settings, "main", one) > 100 and records(settings, "main", two) > 100, 300)
         main.drains()
 
         # Two halves, each with more cores. What one reads the other refuses.
         half = run(more, names, stream="second", only=["minutes_two"], failpoint="between")
-        half.dies()
+        half.dies(300)
         refused = run(more, names)
-        refused.ends(1)
+        refused.ends(1, 300)
         assert f"stream second was reading {two} and has ended inside a batch" in refused.said
         half = run(more, names, stream="second", only=[two])
-        half.until(lambda: records(settings, "second", two) > 100)
+        half.until(lambda: records(settings, "second", two) > 100, 300)
         refused = run(more, names)
-        refused.ends(1)
+        refused.ends(1, 300)
         assert f"topic {two} is read by another stream" in refused.said
         before = records(settings, "main", one)
         main = run(more, names, only=[one])
-        main.until(lambda: records(settings, "main", one) > before + 100)
+        main.until(lambda: records(settings, "main", one) > before + 100, 300)
         read = {r["topic"] for r in entered(settings, "main") if r["seq"] == max(x["seq"] for x in entered(settings, "main"))}
         assert read == {one}
         main.drains()
@@ -129,7 +129,7 @@ def test_two_halves_and_one_again_under_traffic_lose_and_double_nothing(
         # One again.
         before = records(settings, "main", two)
         main = run(more, names)
-        main.until(lambda: records(settings, "main", two) > before + 100)
+        main.until(lambda: records(settings, "main", two) > before + 100, 300)
     total = sum(traffic.sent.values())
     main.until(lambda: sum(row["records"] for row in entered(settings, "main", "second")) == total)
 
