@@ -939,7 +939,7 @@ def test_what_a_table_holds_beside_some_rows_is_of_their_days_and_times_and_of_t
         put(table, seq, seq, at=at)
     asked = rows(7, at=NOON + HOUR)
     assert lake.beside(table, asked, ["n", "day"]).to_pylist() == [{"n": 1, "day": DAY}]
-    assert lake.beside(table, pa.concat_tables([asked, rows(8)]), ["n"])["n"].to_pylist() == [0, 1]
+    assert sorted(lake.beside(table, pa.concat_tables([asked, rows(8)]), ["n"])["n"].to_pylist()) == [0, 1]
     narrow = asked.set_column(2, "n", asked["n"].cast(pa.int32()))
     assert lake.beside(table, narrow, ["page", "n"]).schema == narrow.select(["page", "n"]).schema
     assert lake.beside(table, rows(7, at=NOON - 9 * HOUR), ["n"]).num_rows == 0
