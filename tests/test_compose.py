@@ -299,7 +299,7 @@ def test_driver_of_the_database_is_in_the_lock(services: dict[str, dict[str, Any
 
 def test_nothing_listens_beyond_loopback(compose: dict[str, Any], services: dict[str, dict[str, Any]]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
-    assert len(published) == len(set(published)) == 3
+    assert len(published) == len(set(published)) == 4
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published)
     assert all("network_mode" not in service and not service.get("privileged") for service in services.values())
     assert services["api-server"]["environment"]["AIRFLOW__API__BASE_URL"] in {

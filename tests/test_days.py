@@ -118,6 +118,7 @@ def people(users): ...
 CLOSES = catalog([type("closes", (), {"prices": PRICES, "others": OTHERS, "closes": closes, "moves": moves})])
 OWNED = catalog([type("owned", (), {"prices": PRICES, "users": USERS, "owned": owned})])
 PEOPLE = catalog([type("people", (), {"users": USERS, "people": people})])
+READ = {topic: {"0": 9} for topic in ("prices", "others", "users")}
 
 
 def test_where_a_view_reads_a_table_a_chunk_is_a_month_at_most(settings, monkeypatch):
@@ -153,11 +154,11 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == f"log/{topic}" else [])
     days = [f"2026-11-{n:02d}" for n in range(1, 6)]
     said = {"closes": {"published": "2026-11-06T01:00:00+00:00"}}
-    pins = {"main": Pin("main", 6, {}, "")}
+    pins = {"main": Pin("main", 6, READ, "")}
     run = Run("settle-1", "published", days, "", "", "", pins, said, published="2026-11-06T01:00:00+00:00")
     monkeypatch.setattr(lake, "runs", lambda _: [run])
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
-    has_read_it = replace(run, pins={"main": Pin("main", 7, {}, "")})
+    has_read_it = replace(run, pins={"main": Pin("main", 7, READ, "")})
     monkeypatch.setattr(lake, "runs", lambda _: [has_read_it])
     assert settle.stale(settings, CLOSES) == []
 
@@ -168,9 +169,9 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0)
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/users" else [])
-    run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, {}, "")})
+    run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, READ, "")})
     run.tables, run.published = {"any": {"published": "2026-11-06T01:00:00+00:00"}}, "2026-11-06T01:00:00+00:00"
     monkeypatch.setattr(lake, "runs", lambda _: [run])
     assert [d.day for d in settle.stale(settings, of)] == again
-    run.pins = {"main": Pin("main", 7, {}, "")}
+    run.pins = {"main": Pin("main", 7, READ, "")}
     assert settle.stale(settings, of) == []

@@ -470,7 +470,7 @@ def test_stream_is_shown_as_it_said_last(settings):
         (folder / "heartbeat.json").write_text(json.dumps({"state": "running", "pid": 1, "at": at}))
         page = report(settings, CATALOG, DAY)
         assert rows(page, "The stream now")[0][:5] == ["main", state, "1,200", "12 s", "2024-11-20 12:00:00 UTC"]
-        assert f"main has set page_panes aside: {EVIL}." in says(page, "The stream now")
+        assert f"main has set page_panes aside: {EVIL}; " in says(page, "The stream now")
 
 
 # ------------------------------------------------------------------------------------------------- memory and writing
