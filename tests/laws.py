@@ -35,6 +35,7 @@ RECORDS = pa.schema(
 # Two business days; in Berlin the second has 25 hours.
 FIRST_DAY, DAYS = date(2026, 10, 24), 2
 SMALL = (timedelta(0), timedelta(0), MICRO, MILLI, 2 * SECOND, 5 * SECOND)
+GRAINS = {"hour": HOUR, "minute": MINUTE, "second": SECOND}
 TOOK = "taken_at"
 """When Kafka took an event, in a topic whose events have no time of their own."""
 ENDED = "ended_at"
@@ -188,11 +189,12 @@ def reads_rollups(view: View) -> bool:
 
 
 def pieces(view: View, world: World) -> list[tuple[datetime, datetime]]:
-    """The periods that a view is settled in; a view of days is never cut within one."""
+    """The periods that a view is settled in; a view of days, hours, minutes or seconds is never cut within one."""
     midnight = midnights(world.zone)
     if world.pieces == "by day" or (world.pieces == "cut" and view.time == "day"):
         return list(pairwise(midnight))
-    inside = [world.cut] if world.pieces == "cut" and midnight[0] < world.cut < midnight[-1] else []
+    cut = world.cut - (world.cut - datetime.min.replace(tzinfo=UTC)) % GRAINS.get(view.time, MICRO)
+    inside = [cut] if world.pieces == "cut" and midnight[0] < cut < midnight[-1] else []
     return list(pairwise([midnight[0], *inside, midnight[-1]]))
 
 
