@@ -46,7 +46,7 @@ QUOTES = Topic(
     key="symbol",
     partitions=6,
     retention="7 days",
-    stream="alarms",  # a price that jumps is told within seconds (decision 0030)
+    stream="alarms",  # a price that jumps is told within seconds (decision 0021)
     schema="""
         event_id STRING NOT NULL COMMENT 'the message; a repeat has the same one',
         quote_id STRING NOT NULL COMMENT 'the quote; its corrections have the same one, and the same quoted_at',
