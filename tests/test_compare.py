@@ -94,7 +94,7 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
     run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
     topic = TABLE if one in (joined, held) else CLICKS
     catalog = Catalog({"clicks": topic}, {"minutes": minutes}, {one.name: one})
-    pins = {"main": lake.Pin("main", more["published"], {}, "")} if "published" in more else None
+    pins = {"main": lake.Pin("main", more["published"], {"clicks": {"0": 99, "1": 99}}, "")} if "published" in more else None
     spans = compare.spans_of_late(compare.Arrivals(spark, settings), catalog, one, one.refresh, run, [DAY], pins)
     times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
     candidates = (
