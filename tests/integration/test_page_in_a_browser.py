@@ -151,7 +151,7 @@ def test_the_page_shows_its_numbers_and_pictures(opened, tmp_path, scheme):
         "site_last_hour",
     ):
         assert words in said, words
-    assert tab.inner_text("#states") == "main running"
+    assert tab.inner_text("#states").split("\n") == ["main running", "alarms not started"]
     for way in tab.query_selector_all("#hour svg .trace"):
         assert len(way.get_attribute("d")) > 2000  # 721 marks
 
@@ -165,6 +165,17 @@ def test_the_page_shows_its_numbers_and_pictures(opened, tmp_path, scheme):
         drawn = picture(tab.locator(box))
         near = sum(n for n, (x, y, z) in drawn.getcolors(1 << 24) if abs(x - r) + abs(y - g) + abs(z - b) < 60)
         assert near > 300, (name, near)
+
+
+def test_the_newest_rows_are_those_of_the_view_that_is_chosen(opened):
+    tab = opened()
+    settle_down(tab)
+    tab.select_option("#view", "last_hour")
+    until(tab, "document.querySelector('#newest').textContent.includes('/checkout')")
+    assert tab.inner_text("#newest th >> nth=0") == "page"
+    tab.select_option("#view", "site_last_hour")
+    until(tab, "document.querySelector('#newest').textContent.includes('361204')")
+    assert "five-second mark" in tab.inner_text("#views-note")
 
 
 def test_a_narrow_window_needs_no_sideways_scrolling(opened):
