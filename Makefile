@@ -21,8 +21,8 @@ clean-demo: install  ## forget what the demo kept
 	@$(RUN)/tidemark down >/dev/null 2>&1 || true
 	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs
 
-test: jars  ## the whole suite, a real broker included
-	$(RUN)/pytest
+test: jars  ## the whole suite, a real broker included; two files of tests at a time
+	$(RUN)/pytest -n 2 --dist loadfile
 
 test-all: jars  ## the suite and its long tests
 	$(RUN)/pytest -m ""

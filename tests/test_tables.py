@@ -254,6 +254,6 @@ def test_every_view_of_the_page_has_an_independent_answer(spark):
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
