@@ -748,3 +748,4 @@ def test_rows_of_several_frames_come_in_one_job_and_apart(spark):
         "twos": [{"id": None, "numbers": [1]}] * 2,
     }
     assert [rows.schema.types for rows in found.values()] == [f.toArrow().schema.types for f in (ones, twos, twos)]
+    assert fold.together({}) == {}  # a stream's first batch over topics that hold nothing yet

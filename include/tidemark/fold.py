@@ -247,7 +247,7 @@ def accepted(topic: Topic, log: DataFrame) -> DataFrame:
 
 def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
     """The rows of several frames of any columns, by their names, computed in one job: a job costs more than few rows do."""
-    if len(frames) == 1:
+    if len(frames) < 2:
         return {name: frame.toArrow() for name, frame in frames.items()}
     import pyarrow as pa
 
