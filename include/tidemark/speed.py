@@ -1164,11 +1164,11 @@ class Refresher:
         began, views = time.monotonic(), self.stream.catalog.views
         frames = {name: self.answers(views[name], views[name], span.since, span.until) for name, span in spans.items()}
         for name, rows in fold.together(frames).items():
-            span = spans[name]
+            span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
             took = time.monotonic() - began
-            self.due[name].rest(max(self.rest * took, self.due[name].seconds - took))
+            self.due[name].rest(max(rest * took, self.due[name].seconds - took))
             log.info("refreshed", view=name, since=str(span.since), until=str(span.until), seconds=round(took, 3))
 
     def untouched(self, view: View, at: datetime) -> bool:
