@@ -1069,7 +1069,7 @@ class Refresher:
         rows = self.marks(view, shortcut, since, until, aside) if shortcut.coarse else None
         return self.answers(view, shortcut, since, until) if rows is None else rows
 
-    def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime) -> None:
+    def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime, seq: int) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
         Ten minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
@@ -1087,7 +1087,7 @@ class Refresher:
         if since >= end:
             self.stream.skipped.discard(view.name)
         self.swept[view.name] = since
-        self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+        self.seen[view.name], self.upto[view.name] = at, seq
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
         """Where the sweep goes on after a start: behind what it has written, if that was within a day; else at the hour."""
@@ -1098,17 +1098,15 @@ class Refresher:
 
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
-        at = self.stream.stream_time
         if self.waits():
             return
         for view in self.views:
-            if span := self.span(view, at):
+            if span := self.span(view):
                 self.refresh({view.name: span})
 
     def soon(self) -> None:
         """As `whole`, and all views that are due in one job: each would wait for the one before it."""
-        at = self.stream.stream_time
-        if self.waits() or not (spans := {v.name: span for v in self.views if (span := self.span(v, at))}):
+        if self.waits() or not (spans := {v.name: span for v in self.views if (span := self.span(v))}):
             return
         try:
             self.refresh(spans)
@@ -1122,10 +1120,12 @@ class Refresher:
                     self.due[name].rest(60)
                     log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
 
-    def span(self, view: View, at: datetime | None) -> Span | None:
+    def span(self, view: View) -> Span | None:
         """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
+        # In this order: a batch tells its time first, so no batch counts as looked at whose time is not reached.
+        seq, at = self.stream.progress.get("seq", -1), self.stream.stream_time
         # A batch of late events alone moves no time, and corrects rows all the same.
-        same = self.seen.get(view.name) == at and self.upto.get(view.name) == self.stream.progress.get("seq", -1)
+        same = self.seen.get(view.name) == at and self.upto.get(view.name) == seq
         same &= view.name not in self.stream.skipped
         others = [table.delta().version() for table in self.others[view.name]]
         same &= others == self.versions.get(view.name, [])
@@ -1135,10 +1135,10 @@ class Refresher:
         if view.shortcut and view.shortcut.coarse:
             if reopened:
                 self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
-            self.sweep(view, view.shortcut, view.refresh, at)
+            self.sweep(view, view.shortcut, view.refresh, at, seq)
             return None
         if not (reopened or view.shortcut) and self.untouched(view, at):
-            self.seen[view.name], self.upto[view.name] = at, self.stream.progress.get("seq", -1)
+            self.seen[view.name], self.upto[view.name] = at, seq
             log.info("nothing new", view=view.name, until=str(at))
             return None
         dates = view.time == "day"
@@ -1146,7 +1146,7 @@ class Refresher:
         until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
         # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
         behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
-        seq, last = min([self.stream.progress.get("seq", -1), *behind]), self.seen.get(view.name)
+        seq, last = min([seq, *behind]), self.seen.get(view.name)
         back = min(at, last or at) - duration(view.refresh.back)
         if last:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
