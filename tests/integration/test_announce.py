@@ -65,6 +65,8 @@ class Shop:
 
     def rows(self) -> list[str]:
         """What readers see: `order version`."""
+        if not lake.table(self.settings, self.view).exists:
+            return []
         found = query.query(self.settings, self.catalog, f"SELECT order_id || ' ' || version FROM {self.view.name}")
         return sorted(row[0] for row in found.rows)
 
