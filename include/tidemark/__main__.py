@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -537,6 +537,12 @@ def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, t
         return kafka.produce(config, topic, events, rate=rate, progress=tell)
 
 
+def awake(*work: Future[Any]) -> None:
+    """Wait until all of it has ended. A signal that another thread was given is noted when this one, the main one, looks up."""
+    while wait(work, timeout=0.5).not_done:
+        pass
+
+
 def delivered_at_once(config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None) -> dict[str, Any]:
     """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM; what was taken is delivered."""
     from itertools import takewhile
@@ -549,6 +555,7 @@ def delivered_at_once(config: Settings, events: Sequence[tuple[Topic, Iterator[A
             topic.name: beside.submit(kafka.produce, config, topic, takewhile(lambda _: not pressed(), drawn), rate=rate)
             for topic, drawn in events
         }
+        awake(*going.values())
     found = {name: one.result() for name, one in going.items()}
     for delivery in found.values():
         delivery.interrupted |= pressed() > 0
@@ -645,7 +652,9 @@ def notify_robots() -> None:
     robots = notifier.robots(config, (lambda name: airflow.connection(config, name)) if config.notify_connections else None)
     # Beside the main thread: Kafka's producer counts the signals that come while it is at work.
     with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(1) as beside:
-        beside.submit(notifier.run, config, robots, lambda: pressed() > 0).result()
+        done = beside.submit(notifier.run, config, robots, lambda: pressed() > 0)
+        awake(done)
+    done.result()
 
 
 @letters_app.command("list")
