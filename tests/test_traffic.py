@@ -139,7 +139,7 @@ def test_the_newest_marks_from_panes_have_the_same_edges(spark):
     #   I ann 10:00:00                                  I bob 10:59:57
     #   marks from 10:59:55 on:    10:59:55   11:00:00   11:00:05
     #                              ann        ann, bob   bob
-    these = panes(spark, "10:00:00 ann /", "10:59:57 bob /", "10:59:58 bob /cart")
+    these = fold.as_counts(panes(spark, "10:00:00 ann /", "10:59:57 bob /", "10:59:58 bob /cart"), ("views",))
     period = fold.period(spark, at("10:59:55"), at("11:00:10"))
     assert rows(site_last_hour_now(panes=these, period=period), "mark", "pv", "uv") == [
         (at("10:59:55"), 1, 1),
