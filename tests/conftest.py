@@ -55,6 +55,14 @@ def logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def pace() -> Iterator[None]:
+    """A command run inside this process must not leave it, and whatever it starts later, behind the other worker's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "step_aside", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def jars() -> Path:
     """The jars, fetched once into this checkout and read by every test."""
