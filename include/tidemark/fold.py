@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
@@ -63,50 +64,64 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     topic is accepted: it has Kafka's key as its key, and null everywhere else. JSON types are compared, nothing is bent.
     Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
     """
+    for step in steps(replace(topic, checks=(), sample=None), functions.zone()):
+        records = records.select(*step)
+    return records
+
+
+Step = tuple["Expression | str", ...]
+
+
+@lru_cache(maxsize=1000)
+def steps(topic: Topic, zone: str) -> tuple[Step, ...]:
+    """What is selected, one step after the other, to judge a topic's records in a zone. Made once: of ten topics the making of
+    these expressions was more than half of a small batch's time."""
     if topic.format == "text":
-        return judged_lines(topic, records)
+        return steps_of_lines(topic)
     size, text = F.coalesce(F.length("value"), F.lit(0)), F.col("value").cast("string")
     # The value is parsed as [value, hash of it]: the parser alone would accept `{"a":1} garbage`.
     wrapped = F.concat(F.lit("["), text, F.lit(","), F.xxhash64("value").cast("string"), F.lit("]"))
     readable = (size > 0) & (size <= topic.largest_event) & F.expr("is_valid_utf8(cast(value AS string))")
-    parsed = records.select(
+    parsed = (
         as_kafka(),
         size.alias("_size"),
         F.xxhash64("value").alias("_hash"),
         F.when(readable, F.try_parse_json(wrapped)).alias("_json"),
     )
     whole = F.expr("try_variant_get(_json, '$[1]', 'bigint') = _hash AND variant_get(_json, '$[2]') IS NULL")
-    typed = parsed.withColumn("_type", F.expr("schema_of_variant(variant_get(_json, '$[0]'))")).withColumn(
-        "_broken",
+    kind = F.expr("schema_of_variant(variant_get(_json, '$[0]'))").alias("_type")
+    broken = (
         F.when(F.col("kafka.value").isNull(), F.lit(None) if topic.compacted else "no value")
         .when(F.col("_size") == 0, "empty value")
         .when(F.col("_size") > topic.largest_event, f"larger than {topic.largest_event} bytes")
         .when(~F.expr("is_valid_utf8(cast(kafka.value AS string))"), "not UTF-8")
         .when(F.col("_json").isNull() | ~F.coalesce(whole, F.lit(False)), "not JSON")
-        .when(~F.col("_type").startswith("OBJECT"), "not a JSON object"),
+        .when(~F.col("_type").startswith("OBJECT"), "not a JSON object")
+        .alias("_broken")
     )
-    typed = typed.select(
-        "kafka",
-        "_broken",
-        *(F.expr(f"variant_get(_json, '$[0].{c.name}')").alias(f"_v_{c.name}") for c in topic.columns),
-    ).select(
-        "*",
-        *(F.coalesce(F.expr(f"schema_of_variant(_v_{c.name})"), F.lit("MISSING")).alias(f"_t_{c.name}") for c in topic.columns),
-    )
-    typed = typed.select("*", *(read_as(c).alias(c.name) for c in topic.columns))
+    members = [F.expr(f"variant_get(_json, '$[0].{c.name}')").alias(f"_v_{c.name}") for c in topic.columns]
+    kinds = [F.coalesce(F.expr(f"schema_of_variant(_v_{c.name})"), F.lit("MISSING")).alias(f"_t_{c.name}") for c in topic.columns]
+    typed = [read_as(c).alias(c.name) for c in topic.columns]
     problems = [F.col("_broken"), *(problem(c) for c in topic.columns)]
-    return timed(topic, *((typed, problems) if not topic.compacted else keyed(topic, typed, problems)))
+    made: list[Step] = [parsed, ("*", kind), ("*", broken), ("kafka", "_broken", *members), ("*", *kinds), ("*", *typed)]
+    if topic.compacted:
+        key, problems = keyed(topic, problems)
+        given = [
+            *(f"_{of}_{c.name}" for of in "vt" for c in topic.columns),
+            *(c.name for c in topic.columns if c.name != topic.key),
+        ]
+        made.append(("kafka", "_broken", *given, key))
+    return (*made, *timed(topic, problems))
 
 
-def keyed(topic: Topic, typed: DataFrame, problems: list[Expression]) -> tuple[DataFrame, list[Expression]]:
+def keyed(topic: Topic, problems: list[Expression]) -> tuple[Expression, list[Expression]]:
     """A compacted topic's records: a tombstone gets Kafka's key, any other must have it, for Kafka compacts by that one."""
     column = next(c for c in topic.columns if c.name == topic.key)
     text = F.col("kafka.key").cast("string")
     key = F.when(F.expr("is_valid_utf8(cast(kafka.key AS string))"), text.try_cast(column.type))
     other = ~text.eqNullSafe(F.col(column.name).cast("string"))
     said = F.filter("kafka.headers", lambda h: h["key"] == EVENT_TIME)
-    typed = typed.withColumn(column.name, F.when(tombstone(), key).otherwise(F.col(column.name)))
-    return typed, [
+    return F.when(tombstone(), key).otherwise(F.col(column.name)).alias(column.name), [
         F.when(tombstone() & (key.isNull() | other), f"{column.name}: wanted {column.type} as Kafka's key of a tombstone"),
         F.when(tombstone() & (F.size(said) > 0) & told_time().isNull(), f"header {EVENT_TIME}: wanted TIMESTAMP{ZONED}"),
         *(F.when(~tombstone(), p) for p in problems),
@@ -131,7 +146,7 @@ def told_time() -> Expression:
     return instant_of(F.when(text.rlike(ISO), text))
 
 
-def judged_lines(topic: Topic, records: DataFrame) -> DataFrame:
+def steps_of_lines(topic: Topic) -> tuple[Step, ...]:
     """Records of a topic of plain text: each value is a line, an empty one too."""
     (column,) = topic.columns
     text, size = F.col("value").cast("string"), F.length("value")
@@ -140,7 +155,7 @@ def judged_lines(topic: Topic, records: DataFrame) -> DataFrame:
         .when(size > topic.largest_event, f"larger than {topic.largest_event} bytes")
         .when(~F.expr("is_valid_utf8(cast(value AS string))"), "not UTF-8")
     )
-    return timed(topic, records.select(as_kafka(), broken.alias("_broken"), text.alias(column.name)), [F.col("_broken")])
+    return ((as_kafka(), broken.alias("_broken"), text.alias(column.name)), *timed(topic, [F.col("_broken")]))
 
 
 def as_kafka() -> Expression:
@@ -155,9 +170,8 @@ def as_kafka() -> Expression:
     ).alias("kafka")
 
 
-def timed(topic: Topic, typed: DataFrame, problems: list[Expression]) -> DataFrame:
+def timed(topic: Topic, problems: list[Expression]) -> tuple[Step, ...]:
     """Typed rows with what is wrong with them, judged by their time too, as rows of the log."""
-    rows = typed.withColumn("_event_time", event_time(topic))
     at, seen = F.col("_event_time"), F.col("kafka.timestamp")
     problems = [
         *problems,
@@ -168,15 +182,15 @@ def timed(topic: Topic, typed: DataFrame, problems: list[Expression]) -> DataFra
     if topic.accept_late:
         late = f"event time is more than {topic.accept_late} before Kafka's timestamp"
         problems.append(F.when(at < seen - interval(topic.accept_late), late))
-    reason = rows.withColumn("reject", F.coalesce(*problems))
     accepted = F.col("reject").isNull()
-    return reason.select(
+    told: Step = (
         *(F.when(accepted, F.col(c.name)).alias(c.name) for c in topic.columns),
         "kafka",
         "reject",
         F.when(accepted, at).alias("event_time"),
         functions.day(F.when(accepted, at).otherwise(seen)).alias("day"),
     )
+    return ("*", event_time(topic).alias("_event_time")), ("*", F.coalesce(*problems).alias("reject")), told
 
 
 def read_as(column: Column) -> Expression:

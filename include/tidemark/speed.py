@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# Below this many records a batch's results come to the driver as Arrow and are written there: one Spark job less each.
+# Below this many records of a batch a topic's results come to the driver as Arrow, those of all such topics in one Spark job.
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
@@ -613,7 +613,7 @@ class Stream:
         seq = self.generation.base + number
         batch = lake.Batch(self.name, seq, seq, offsets)
         lake.failpoint("offsets")
-        small = sum(u - f for parts in offsets.values() for f, u in parts.values()) <= SMALL
+        small = {t for t, parts in offsets.items() if sum(u - f for f, u in parts.values()) <= SMALL}
         timings: dict[str, float] = {}
         events: dict[str, DataFrame] = {}
         held: list[DataFrame] = []
@@ -630,20 +630,22 @@ class Stream:
             for name in offsets:
                 topic = self.mine.topics[name]
                 rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
-                if name in rolled or not small:  # somebody else reads them too
+                if name in rolled or name not in small:  # somebody else reads them too
                     rows = rows.persist()
                     held.append(rows)
                     events[name] = fold.accepted(topic, rows)
                 judged[name] = rows
-            together = writers.submit(timed, timings, "records", fold.together, judged) if small else None
-            logs = {}
-            for name, rows in judged.items() if together is None else ():
-                logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], rows, batch)
-            rolling = {r.name: writers.submit(timed, timings, r.name, self.write_rollup, r, events, batch, small) for r in active}
-            for name, whole in together.result().items() if together else ():
+            together = writers.submit(timed, timings, "records", fold.together, {n: judged[n] for n in judged if n in small})
+            logs, rolling = {}, {}
+            for name in judged.keys() - small:
+                logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], judged[name], batch)
+            for one in active:
+                few = offsets.keys() & {t.name for t in one.topics.values()} <= small
+                rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, few)
+            for name, whole in together.result().items():
                 logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
-            for name, written in logs.items():
-                files, counted = written.result()
+            for name in judged:
+                files, counted = logs[name].result()
                 counts += self.explained(self.mine.topics[name], counted, offsets[name])
                 lake.append(self.tables[name], batch, files)
                 self.remember_low(name, seq, files)
