@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars demo clean-demo test test-all check lint bench
+.PHONY: help install jars demo clean-demo test test-all check lint bench drill
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ check: install  ## what CI looks at beside the tests: style, layers, types, the 
 
 bench: jars  ## the race against plain Structured Streaming; writes bench/out/figures.json
 	$(RUN)/python -m bench
+
+drill: jars  ## break one part after the other beside traffic, and count what is lost; SEED=1 again, LONG=1 every fault
+	$(RUN)/python -m bench.drill $(if $(SEED),--seed $(SEED)) $(if $(LONG),--long)
 
 jars: install  # Spark's and the broker's jars, pinned in include/ivy.xml
 	@$(RUN)/tidemark jars

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import structlog
 
 from bench.measure import Figure, Tree
 from bench.world import World, until
-from tidemark import lake, local, query
+from tidemark import kafka, lake, local, notify, query
 from tidemark.model import View, duration
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS, last_hour, page_panes, site_last_hour
@@ -48,14 +49,15 @@ def measure(world: World, rate: float, seconds: float, history: float, warmup: f
     start, before = time.time(), tree.cpu()
     settle = [sys.executable, "-m", "tidemark", "settle", "--day", str(day), "--reason", "bench"]
     settling = local.start(world.settings, "settle", settle, world.environment())
-    time.sleep(seconds)
+    with Probes(world) as probes:
+        time.sleep(seconds)
     end, spent = time.time(), tree.cpu() - before
     world.stop(producer.name)
     until(lambda: not settling.alive(), 900)
     world.wait_read()
     with suppress(TimeoutError):  # then they are missing, and the figures say so
         until(lambda: all(newest_mark(world, view) > end for view in VIEWS), 120)
-    return [*readable(world, start, end), *cost(world, tree, start, end, spent)]
+    return [*readable(world, start, end, probes), *cost(world, tree, start, end, spent)]
 
 
 def behind(world: World, view: View) -> float:
@@ -93,7 +95,7 @@ def added(path: Path) -> list[tuple[str, float]]:
 
 
 def rollup_rows(world: World, start: float, end: float) -> duckdb.DuckDBPyConnection:
-    """Tables `file`, `event`, `part`, `prompt` (events of `[start, end)` that reached Kafka within a second) and `first`
+    """Tables `file`, `event`, `prompt` (events of `[start, end)` that reached Kafka within a second) and `first`
     (when the rollup's rows of each batch became readable)."""
     db = duckdb.connect()
     db.execute("SET TimeZone = 'UTC'; CREATE TABLE file (path VARCHAR, seq BIGINT, committed DOUBLE, source VARCHAR)")
@@ -104,12 +106,10 @@ def rollup_rows(world: World, start: float, end: float) -> duckdb.DuckDBPyConnec
                 db.execute("INSERT INTO file VALUES (?, ?, ?, ?)", [path, span and int(span["lo"]), at, declared.name])
     db.execute(
         f"""CREATE TABLE event AS
-        SELECT min(seq) AS seq, epoch(min(viewed_at)) AS happened, epoch(min(kafka.timestamp)) AS arrived,
-               floor(epoch(min(viewed_at)) / 5) * 5 AS pane
+        SELECT min(seq) AS seq, epoch(min(viewed_at)) AS happened, epoch(min(kafka.timestamp)) AS arrived
         FROM {ROWS} WHERE reject IS NULL GROUP BY event_id""",
         [paths(db, PAGE_VIEWS.name)],
     )
-    db.execute("CREATE TABLE part AS SELECT seq, pane, count(*) AS n FROM event GROUP BY ALL")
     db.execute(f"CREATE TABLE prompt AS FROM event WHERE happened >= {start} AND happened < {end} AND arrived < happened + 1")
     db.execute(
         f"CREATE TABLE first AS SELECT seq, min(committed) AS committed FROM file WHERE source = '{page_panes.name}' GROUP BY seq"
@@ -121,35 +121,65 @@ def paths(db: duckdb.DuckDBPyConnection, source: str) -> list[str]:
     return [path for (path,) in db.execute("SELECT path FROM file WHERE source = ?", [source]).fetchall()]
 
 
-def readable(world: World, start: float, end: float) -> list[Figure]:
+def readable(world: World, start: float, end: float, probes: Probes) -> list[Figure]:
     """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
 
-    Of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. Which batches a
-    row of the last hour holds is told by its PV, which is exact: it equals the events of all batches up to one of them.
+    In the rollup of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. In the
+    last hour of the probes.
     """
     db = rollup_rows(world, start, end)
-    found = [*latencies(db, "rollup page_panes", "seq", "< 5")]
-    for view in VIEWS:
-        db.execute(
-            f"""CREATE OR REPLACE TABLE row AS
-            WITH read AS (SELECT committed, epoch(mark) AS mark, sum(pv) AS pv FROM {ROWS}
-                          WHERE epoch(mark) >= {start} AND epoch(mark) < {end} + 10 GROUP BY ALL),
-                 upto AS (SELECT committed, mark, pv, part.seq,
-                                 sum(sum(n)) OVER (PARTITION BY committed, mark ORDER BY part.seq) AS n
-                          FROM read JOIN part ON pane < mark AND pane >= mark - 3600 GROUP BY committed, mark, pv, part.seq)
-            SELECT committed, mark, max(seq) FILTER (n <= pv) AS seq, bool_or(n = pv) AS whole FROM upto GROUP BY ALL""",
-            [paths(db, view.name)],
-        )
-        db.execute(
-            """CREATE OR REPLACE TABLE first AS
-            SELECT p.seq, p.pane, min(committed) AS committed FROM (SELECT DISTINCT seq, pane FROM prompt) p
-            JOIN row ON row.mark > p.pane AND row.mark <= p.pane + 3600 AND row.seq >= p.seq GROUP BY ALL"""
-        )
-        found += [*latencies(db, f"view {view.name}", "seq, pane", "< 12"), missing_marks(world, view, start, end)]
-        ((torn,),) = db.execute("SELECT count(*) FROM row WHERE NOT whole").fetchall()
-        # An event that is late for what is merged beforehand is seen by the next merge: decision 0012.
-        found.append(Figure(f"live: marks of {view.name} that for a minute lacked an event late for its pane", torn, "marks"))
-    return found
+    found = [*latencies(db, "rollup page_panes", "seq", "< 5"), *probes.read(db)]
+    found += [missing_marks(world, view, start, end) for view in VIEWS]
+    db.execute(
+        f"""CREATE TABLE mark AS SELECT source, epoch(mark) AS mark, min(committed) AS committed
+        FROM (SELECT mark, committed, source FROM {ROWS}) GROUP BY ALL""",
+        [[path for view in VIEWS for path in paths(db, view.name)]],
+    )
+    ((after,),) = db.execute(
+        f"""SELECT quantile_cont(site.committed - page.committed, 0.99) FROM mark site JOIN mark page USING (mark)
+        WHERE site.source = '{site_last_hour.name}' AND page.source = '{last_hour.name}' AND mark > {start} AND mark < {end}"""
+    ).fetchall()
+    return [*found, Figure("live: a mark of the whole site comes after that of its pages, p99", after, "s")]
+
+
+class Probes:
+    """A view of a page that nobody else looks at, a little more often than once a second, from entering to leaving."""
+
+    PAGE = "/probe"
+
+    def __init__(self, world: World) -> None:
+        self.world, self.ended, self.happened = world, threading.Event(), list[float]()
+        self.thread = threading.Thread(target=self.send)
+
+    def __enter__(self) -> Probes:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def send(self) -> None:
+        while not self.ended.wait(0.87):
+            at = datetime.now(UTC)
+            event = {"event_id": f"probe-{len(self.happened)}", "visitor_id": "probe", "page": self.PAGE}
+            kafka.produce(self.world.settings, PAGE_VIEWS, [event | {"viewed_at": at.isoformat()}], options=notify.AT_ONCE)
+            self.happened.append(at.timestamp())
+
+    def read(self, db: duckdb.DuckDBPyConnection) -> Iterator[Figure]:
+        """They come in order: the n-th is readable with the first row of a later mark that counts n of them."""
+        db.execute("CREATE TABLE probe (n BIGINT, happened DOUBLE)")
+        db.executemany("INSERT INTO probe VALUES (?, ?)", [[n, at] for n, at in enumerate(self.happened, 1)])
+        sql = f"""
+            WITH seen AS (SELECT committed, epoch(mark) AS mark, pv FROM {ROWS} WHERE page = '{self.PAGE}'),
+                 first AS (SELECT n, happened, min(committed) - happened AS late FROM probe
+                           LEFT JOIN seen ON pv >= n AND mark > happened GROUP BY ALL)
+            SELECT quantile_cont(late, 0.5), quantile_cont(late, 0.99), count(*) - count(late) FROM first"""
+        ((median, p99, never),) = db.execute(sql, [paths(db, last_hour.name)]).fetchall()
+        says = f"{len(self.happened)} events, a little more than one a second"
+        yield Figure("live: event to readable in view last_hour, median", median, "s", says)
+        yield Figure("live: event to readable in view last_hour, p99", p99, "s", says, "< 12")
+        yield Figure("live: events never readable in view last_hour", never, "events", says, "<= 0")
 
 
 def latencies(db: duckdb.DuckDBPyConnection, what: str, on: str, goal: str) -> Iterator[Figure]:

@@ -1,0 +1,424 @@
+"""`make drill`: break one part after the other beside steady traffic, and hold what is left to a ledger kept outside.
+
+After each: lost, altered and doubled records, ledger against Kafka's offsets, every answer against DuckDB's over what Kafka
+holds, and the seconds until a batch was committed again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import psutil
+import pyarrow as pa
+import structlog
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.world import STREAM, World, until
+from tidemark import kafka, lake, local, query, settle
+from tidemark.pipelines import CATALOG
+from tidemark.pipelines.traffic import PAGE_VIEWS, page_panes
+
+log = structlog.get_logger()
+
+OUT = Path(__file__).parent / "out" / "drill.json"
+RATE = 100.0
+POINTS = ("offsets", "files", "files:2", "commit", "commit:2", "commit:3", "between", "done")
+"""Of a batch: planned, a table's files written, a table committed, all of it done and the checkpoint not."""
+REPAIR = re.compile(r"tidemark (speed --stream \w+ --\w[\w-]*)")
+COUNTED = "count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv"
+ANSWERS = {
+    "hourly_traffic": f"SELECT page, date_trunc('hour', viewed_at) AS hour, {COUNTED} FROM held GROUP BY ALL",
+    "site_hourly_traffic": f"SELECT date_trunc('hour', viewed_at) AS hour, {COUNTED} FROM held GROUP BY ALL",
+    "daily_traffic": f"SELECT page, viewed_at::DATE AS day, {COUNTED} FROM held GROUP BY ALL",
+    "site_daily_traffic": f"SELECT viewed_at::DATE AS day, {COUNTED} FROM held GROUP BY ALL",
+}
+
+
+@dataclass
+class Outcome:
+    """What one drill came to. All counts but `records` are to be zero; `well` is seconds from the fault to the next batch."""
+
+    drill: str
+    well: float
+    records: int
+    lost: int
+    altered: int
+    doubled: int
+    unexplained: int
+    """Offsets that the stream's ledger has and Kafka has not, or the other way."""
+    differing: dict[str, int]
+    torn: int
+    """Answers of a reader that were neither a publication's before nor its after."""
+    said: str
+    """What refused, where something did; its repair was then done."""
+
+    @property
+    def held(self) -> bool:
+        return not (self.lost or self.altered or self.doubled or self.unexplained or self.differing or self.torn)
+
+
+class Drill:
+    """One world with steady traffic, and what can happen to it. Each fault ends with everything started again."""
+
+    def __init__(self, world: World, random: Random, day: date) -> None:
+        self.world, self.random, self.day = world, random, day
+        self.settings = world.settings
+        self.ledger, self.traffic, self.said, self.torn = world.home / "witness.jsonl", 0, "", 0
+        self.settle_argv = ("settle", "--day", str(day), "--only", page_panes.name, "--reason", "drill")
+
+    # ---- faults: each returns when it happened
+
+    def stream_killed(self) -> float:
+        """The stream, at a random moment."""
+        return self.kills(STREAM)
+
+    def stream_killed_at_a_point(self) -> float:
+        """The stream, between two of the steps of a batch."""
+        self.world.stop_stream()
+        self.starts_stream({"TIDEMARK_FAILPOINT": self.random.choice(POINTS)})
+        until(lambda: local.running(self.settings, STREAM) is None, 120)
+        at = time.time()
+        self.starts_stream()
+        return at
+
+    def broker_killed(self) -> float:
+        """The broker, away for some seconds."""
+        at = self.kills(local.BROKER, start=False)
+        time.sleep(self.random.uniform(0, 10))
+        local.start_broker(self.settings)
+        self.starts_stream()
+        return at
+
+    def everything_killed(self) -> float:
+        """The broker and the stream at once; the broker comes first, as `tidemark up` has it."""
+        at = self.kills(local.BROKER, STREAM, start=False)
+        local.start_broker(self.settings)
+        self.starts_stream()
+        return at
+
+    def broker_frozen(self) -> float:
+        """The broker takes connections and answers none, for a quarter of a minute."""
+        with self.frozen(local.BROKER) as at:
+            time.sleep(15)
+        self.starts_stream()
+        return at
+
+    def stream_frozen_and_a_second_started(self) -> float:
+        """The stream stops where it is; a second copy is refused as long as it may wake up."""
+        with self.frozen(STREAM) as at:
+            second = local.start(self.settings, "second", self.speed(), self.world.environment())
+            until(lambda: not second.alive(), 120)
+            self.refused(second)
+            assert "runs already" in self.said or "holds" in self.said, self.said
+        return at
+
+    def checkpoint_deleted(self) -> float:
+        at = self.kills(STREAM, start=False)
+        shutil.rmtree(self.checkpoint.path)
+        self.starts_stream()
+        return at
+
+    def checkpoint_cut(self) -> float:
+        """Its newest file of planned offsets is empty, as after a power cut."""
+        at = self.kills(STREAM, start=False)
+        os.truncate(self.newest("offsets"), 0)
+        self.starts_stream()
+        return at
+
+    def checkpoint_flipped(self) -> float:
+        """One bit of its newest file of planned offsets is another."""
+        at = self.kills(STREAM, start=False)
+        file = self.newest("offsets")
+        content = bytearray(file.read_bytes())
+        content[self.random.randrange(len(content))] ^= 1 << self.random.randrange(7)
+        file.write_bytes(content)
+        self.starts_stream()
+        return at
+
+    def settling_killed(self) -> float:
+        """A settling, at a random moment; the day is settled again, and published while a reader looks on."""
+        settling = self.starts("settle", *self.settle_argv)
+        time.sleep(self.random.uniform(5, 25))
+        at = time.time()
+        self.kill(settling)
+        self.settles()
+        return at
+
+    def replay_killed(self) -> float:
+        """A replay from offset zero, at a random moment; it is begun again where it was, and published with a reader."""
+        argv = ("replay", "--only", page_panes.name, "--reason", "drill", "--run", f"drill-{self.random.getrandbits(32):08x}")
+        replay = self.starts("replay", *argv)
+        time.sleep(self.random.uniform(10, 40))
+        at = time.time()
+        self.kill(replay)
+        self.publishes(self.ends(self.starts("replay", *argv)))
+        return at
+
+    # ---- what they are made of
+
+    @property
+    def checkpoint(self) -> lake.Checkpoint:
+        return lake.Checkpoint.of(self.settings, "main")
+
+    def newest(self, kind: str) -> Path:
+        return self.checkpoint.path / kind / str(self.checkpoint.newest(kind))
+
+    def speed(self, *options: str) -> list[str]:
+        return [sys.executable, "-m", "tidemark", "speed", *options]
+
+    def starts(self, name: str, *argv: str) -> local.Process:
+        return local.start(self.settings, name, [sys.executable, "-m", "tidemark", *argv], self.world.environment())
+
+    def starts_stream(self, more: dict[str, str] | None = None) -> None:
+        """Start the stream; where it refuses, by the command that its own words tell."""
+        argv = self.speed()
+        for _ in range(3):
+            process = local.start(self.settings, STREAM, argv, self.world.environment() | (more or {}))
+            until(lambda: self.running() or not process.alive(), 180)  # noqa: B023
+            if process.alive():
+                return
+            self.refused(process)
+            if not (repair := REPAIR.search(self.said)):
+                raise RuntimeError(f"the stream refuses and tells no command that would repair it: {self.said}")
+            argv = self.speed(*shlex.split(repair[1])[1:])
+        raise RuntimeError(f"the stream refuses still: {self.said}")
+
+    def running(self) -> bool:
+        beat = local.status(self.settings).get("heartbeat", {})
+        process = local.running(self.settings, STREAM)
+        return process is not None and beat.get("state") == "running" and beat.get("pid") == process.pid
+
+    def refused(self, process: local.Process) -> None:
+        lines = [line for line in process.log.read_text().splitlines() if line.strip()]
+        self.said = " ".join(" ".join(lines[-12:]).split())
+
+    def kills(self, *names: str, start: bool = True) -> float:
+        time.sleep(self.random.uniform(0, 5))
+        at = time.time()
+        for name in names:
+            if process := local.running(self.settings, name):
+                self.kill(process)
+        if start:
+            self.starts_stream()
+        return at
+
+    def kill(self, process: local.Process) -> None:
+        for one in local.orphans(process):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        until(lambda: not process.alive(), 30)
+
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[float]:
+        time.sleep(self.random.uniform(0, 3))
+        process = local.running(self.settings, name)
+        assert process is not None
+        held = local.orphans(process)
+        for one in held:
+            one.suspend()
+        try:
+            yield time.time()
+        finally:
+            for one in held:
+                with suppress(psutil.NoSuchProcess):
+                    one.resume()
+
+    def ends(self, process: local.Process) -> str:
+        """Wait for a command, and return the last line that it said: a run's name."""
+        until(lambda: not process.alive(), 900)
+        return process.log.read_text().splitlines()[-1].strip()
+
+    def settles(self) -> None:
+        self.publishes(self.ends(self.starts("settle", *self.settle_argv)))
+
+    def publishes(self, run: str) -> None:
+        """Publish a run while a reader asks without a pause: each answer is the one before, or the one after."""
+        sql = f"SELECT count(*), sum(pv), sum(uv), bool_and(settled) FROM hourly_traffic WHERE day = '{self.day}'"
+        seen, ended = Counter[Any](), threading.Event()
+
+        def look() -> tuple[Any, ...]:
+            return query.query(self.settings, CATALOG, sql).rows[0]
+
+        before = look()
+
+        def poll() -> None:
+            while not ended.is_set():
+                seen[look()] += 1
+
+        reader = threading.Thread(target=poll)
+        reader.start()
+        try:
+            settle.publish(self.settings, CATALOG, run)
+            after = look()
+        finally:
+            ended.set()
+            reader.join()
+        self.torn += sum(count for answer, count in seen.items() if answer not in (before, after))
+
+    # ---- the round, and what is held against it
+
+    def once(self, name: str, fault: Callable[[], float]) -> Outcome:
+        self.said, self.torn = "", 0
+        with self.witness():
+            time.sleep(3)
+            began = fault()
+            until(lambda: self.committed_since(began), 300)
+            well = time.time() - began
+            time.sleep(2)
+        until(lambda: self.world.unread() == 0, 300)
+        with suppress(TimeoutError):  # then they differ, and the outcome says so
+            until(lambda: not self.differing(), 180, between=2)
+        return Outcome(name, round(well, 1), **self.counted(), differing=self.differing(), torn=self.torn, said=self.said[-600:])
+
+    @contextmanager
+    def witness(self) -> Iterator[None]:
+        self.traffic += 1
+        argv = [sys.executable, "-m", "bench.witness", f"--ledger={self.ledger}", f"--rate={RATE}"]
+        argv.append(f"--seed={self.random.getrandbits(32)}")
+        name = f"witness-{self.traffic}"
+        local.start(self.settings, name, argv, self.world.environment())
+        try:
+            yield
+        finally:
+            local.stop(self.settings, name, patience=320)
+
+    def committed_since(self, at: float) -> bool:
+        """Whether the stream has entered a batch that was planned after the fault, of whatever it is about."""
+        return any(row["started_at"].timestamp() > at for row in lake.ledger_rows(self.settings, "main"))
+
+    def counted(self) -> dict[str, int]:
+        """What of the witness's ledger the log lacks, has otherwise, has twice; and the stream's ledger against Kafka."""
+        told = [json.loads(line) for line in self.ledger.read_text().splitlines()]
+        acknowledged = {(t["partition"], t["offset"]): base64.b64decode(t["value"]) for t in told if "failed" not in t}
+        sql = f"SELECT kafka.partition, kafka.offset, kafka.value FROM {PAGE_VIEWS.name}"
+        rows = [(p, o, bytes(v)) for p, o, v in query.query(self.settings, CATALOG, sql, rows=10_000_000).rows]
+        held = {(p, o): v for p, o, v in rows}
+        entered: Counter[int] = Counter()
+        for row in lake.ledger_rows(self.settings, "main"):
+            if row["topic"] == PAGE_VIEWS.name:
+                entered[row["partition"]] += row["until_offset"] - row["from_offset"]
+        ends = self.world.ends()
+        return {
+            "records": len(acknowledged),
+            "lost": len(acknowledged.keys() - held.keys()),
+            "altered": sum(held[place] != value for place, value in acknowledged.items() if place in held),
+            "doubled": len(rows) - len(held),
+            "unexplained": sum(abs(entered[p] - ends[p]) for p in ends) + sum(abs(ends[p] - n) for p, n in self.by(held).items()),
+        }
+
+    def by(self, held: dict[tuple[int, int], bytes]) -> dict[int, int]:
+        found = Counter(partition for partition, _ in held)
+        return {partition: found[partition] for partition in self.world.ends()}
+
+    def differing(self) -> dict[str, int]:
+        """By view: its rows that are not DuckDB's over the records that Kafka holds, and DuckDB's that are not its."""
+        events = [found for r in kafka.consume(self.settings, PAGE_VIEWS.name, "earliest") if (found := accepted(r.value or b""))]
+        db = query.connect(self.settings, CATALOG)
+        db.register("held_arrow", pa.Table.from_pylist(events))
+        db.execute("CREATE TABLE held AS FROM held_arrow")
+        found = {}
+        for view, theirs in ANSWERS.items():
+            ours = f"SELECT {', '.join((*CATALOG.views[view].key, 'pv', 'uv'))} FROM {view}"
+            both = f"(({ours}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({ours}))"
+            ((rows,),) = db.execute(f"SELECT count(*) FROM ({both})").fetchall()
+            if rows:
+                found[view] = rows
+        db.close()
+        return found
+
+
+def accepted(value: bytes) -> dict[str, Any] | None:
+    """What Python alone makes of a value: an event with three texts and an instant, or nothing."""
+    try:
+        event = json.loads(value.decode())
+        event["viewed_at"] = datetime.fromisoformat(event["viewed_at"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    texts = [event.get(name) for name in ("event_id", "visitor_id", "page")]
+    return event if all(isinstance(text, str) for text in texts) else None
+
+
+SHORT = ("stream_killed_at_a_point", "everything_killed", "checkpoint_deleted", "settling_killed")
+FAULTS = (
+    "stream_killed",
+    "stream_killed_at_a_point",
+    "broker_killed",
+    "everything_killed",
+    "broker_frozen",
+    "stream_frozen_and_a_second_started",
+    "checkpoint_deleted",
+    "checkpoint_cut",
+    "checkpoint_flipped",
+    "settling_killed",
+    "replay_killed",
+)
+
+
+def drill(
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(FAULTS)}.")] = "",
+    long: Annotated[bool, typer.Option("--long", help="Each fault, in random order; otherwise four of them.")] = False,
+    rounds: Annotated[int, typer.Option(help="How often each.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of order, moments and events; drawn and told unless said.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the outcomes go.")] = OUT,
+) -> None:
+    """Break one part after the other beside steady traffic; nothing is lost, doubled or answered otherwise afterwards."""
+    seed = int(time.time()) if seed is None else seed
+    names = [name for name in only.split(",") if name] or (FAULTS if long else SHORT)
+    if wrong := set(names) - set(FAULTS):
+        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(FAULTS)}", param_hint="--only")
+    console, random = Console(width=170), Random(seed)
+    drawn = [name for name in names for _ in range(rounds)]
+    random.shuffle(drawn)
+    console.print(f"seed {seed}, {RATE:g} events/s, {len(drawn)} drills", highlight=False)
+    outcomes: list[Outcome] = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with World(seed) as world:
+        one = Drill(world, random, world.yesterday(5_000))
+        one.starts_stream()
+        until(lambda: world.unread() == 0, 300)
+        one.settles()
+        for number, name in enumerate(drawn, 1):
+            done = one.once(name, getattr(one, name))
+            outcomes.append(done)
+            console.print(f"{number}/{len(drawn)} {name}: well after {done.well} s, {'held' if done.held else 'NOT HELD'}")
+            out.write_text(json.dumps({"seed": seed, "drills": [asdict(o) for o in outcomes]}, indent=1) + "\n")
+    console.print(shown(outcomes))
+    raise typer.Exit(0 if all(o.held for o in outcomes) else 1)
+
+
+def shown(outcomes: list[Outcome]) -> Table:
+    table = Table(
+        "drill", "times", "well after, median (s)", "slowest", "lost", "altered", "doubled", "unexplained", "rows that differ"
+    )
+    table.add_column("torn reads")
+    for name in dict.fromkeys(o.drill for o in outcomes):
+        mine = [o for o in outcomes if o.drill == name]
+        sums = [str(sum(getattr(o, what) for o in mine)) for what in ("lost", "altered", "doubled", "unexplained")]
+        wells = [o.well for o in mine]
+        rows = sum(sum(o.differing.values()) for o in mine)
+        times = [str(len(mine)), f"{statistics.median(wells):.1f}", f"{max(wells):.1f}"]
+        table.add_row(name, *times, *sums, str(rows), str(sum(o.torn for o in mine)))
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(drill)
