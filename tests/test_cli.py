@@ -302,13 +302,6 @@ def test_service_lives_as_long_as_its_heart_beats(config, state, minutes, lives)
         assert local.beats(service, "main") is lives
 
 
-def test_unread_counts_what_no_committed_batch_has_read():
-    pin = lake.Pin("main", 4, {"page_views": {"0": 10, "1": 5}}, "")
-    assert cli.unread({"main": pin}, {"page_views": {0: 10, 1: 7, 2: 1}}) == 3
-    assert cli.unread({"main": pin}, {"page_views": {0: 9, 1: 5}}) == 0
-    assert cli.unread({}, {"page_views": {0: 2}}) == 2
-
-
 # ---- the screen
 
 

@@ -745,6 +745,13 @@ def test_a_pin_is_the_last_batch_that_the_checkpoint_has_committed(settings):
     assert (pin.stream, pin.seq, pin.offsets) == ("main", 109, {"page_views": {"0": 100}})
 
 
+def test_unread_counts_what_no_committed_batch_has_read():
+    pin = Pin("main", 4, {"page_views": {"0": 10, "1": 5}}, "")
+    assert lake.unread({"main": pin}, {"page_views": {0: 10, 1: 7, 2: 1}}) == 3
+    assert lake.unread({"main": pin}, {"page_views": {0: 9, 1: 5}}) == 0
+    assert lake.unread({}, {"page_views": {0: 2}}) == 2
+
+
 @pytest.mark.parametrize(("base", "seq"), [(0, None), (100, 99)])
 def test_a_generation_that_has_committed_nothing_is_pinned_at_its_start(settings, base, seq):
     checkpoint(settings, base=base, planned=[0], done=[])

@@ -1294,7 +1294,7 @@ def load(config: Settings, steps: Steps, day: date, count: int) -> None:
         record.write_text(json.dumps({"day": str(day), "count": count}))
     ends = kafka.offsets(config, [t.name for t in (*shown, *others)], "latest")
     with steps.step("the stream reads them"):
-        while unread(lake.pins(config, catalog().streams), ends):
+        while lake.unread(lake.pins(config, catalog().streams), ends):
             for stream in catalog().streams:
                 refuse_ended(config, stream)
             time.sleep(0.2)
@@ -1308,14 +1308,6 @@ def samples() -> tuple[list[Topic], list[Topic]]:
     seen = needed(catalog(), VIEWS)
     every = [t for t in catalog().topics.values() if t.sample]
     return [t for t in every if t.name in seen], [t for t in every if t.name not in seen]
-
-
-def unread(pins: Mapping[str, Any], ends: Mapping[str, Mapping[int, int]]) -> int:
-    """Records below `ends` that no committed batch has read."""
-    from tidemark import lake
-
-    done = {topic: lake.upto(pins, topic) for topic in ends}
-    return sum(max(0, end - done[t].get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
 
 
 def refuse_ended(config: Settings, stream: str) -> None:

@@ -637,6 +637,12 @@ def upto(pins: Mapping[str, Pin], topic: str) -> dict[str, int]:
     return found
 
 
+def unread(pins: Mapping[str, Pin], ends: Mapping[str, Mapping[int, int]]) -> int:
+    """Records below `ends` that no committed batch has read."""
+    done = {topic: upto(pins, topic) for topic in ends}
+    return sum(max(0, end - done[t].get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
+
+
 def beyond(pins: Mapping[str, Pin], file: File, end: Literal["lo", "hi"]) -> bool:
     """Whether a file holds a batch, its first or its last, that these pins have not read."""
     if not file.live:

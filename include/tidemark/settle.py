@@ -347,9 +347,7 @@ def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str
         log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
         return None
     for topic, parts in held.items():
-        read = lake.upto(pins, topic)
-        behind = sum(max(0, until - read.get(str(p), 0)) for p, until in parts.items())
-        if behind:
+        if behind := lake.unread(pins, {topic: parts}):
             return f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {day}"
     return None
 
