@@ -363,8 +363,7 @@ class Answers:
         view, last = self.catalog.views[name], self.last_day(name)
         if last is None:
             return {"columns": [], "rows": []}
-        order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
-        rows = self.ask(f"SELECT * FROM {name} WHERE day = DATE '{last}' ORDER BY {order} LIMIT {NEWEST}", name)
+        rows = self.ask(report.newest_of(view, last, NEWEST), name)
         columns = [c for c in rows[0] if c != "day" or view.time == "day"] if rows else []
         return {"columns": columns, "rows": [[report.shown_as(r[c]) for c in columns] for r in rows]}
 

@@ -402,8 +402,7 @@ def newest(settings: Settings, catalog: Catalog, day: date, views: Sequence[View
         now, before = (count[d]["n"] if d in count else 0 for d in (day, day - DAY))
         live = "" if day not in count or count[day]["settled"] else ", live"
         says.append(f"{view.name}: {many(now, 'row')}{live} ({number(before)} the day before)")
-        order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
-        rows = ask(settings, catalog, f"SELECT * FROM {view.name} WHERE day = DATE '{day}' ORDER BY {order} LIMIT {NEWEST}")
+        rows = ask(settings, catalog, newest_of(view, day, NEWEST))
         if rows:
             columns = [c for c in rows[0] if c != "settled" and (c != "day" or view.time == "day")]
             numbers = [c for c in columns if all(isinstance(r[c], int | float | Decimal | None) for r in rows)]
@@ -411,6 +410,12 @@ def newest(settings: Settings, catalog: Catalog, day: date, views: Sequence[View
             tables.append(Table(columns, cells, numbers, f"{view.name}: {comment(view)}"))
         figures += [Figure(view.name, d, "", "rows", n) for d, n in ((day, now), (day - DAY, before))]
     return Section("; ".join(says) + ".", tables=tables, figures=figures)
+
+
+def newest_of(view: View, day: date | str, limit: int) -> str:
+    """SQL for the newest rows that a view has of a day."""
+    order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
+    return f"SELECT * FROM {view.name} WHERE day = DATE '{day}' ORDER BY {order} LIMIT {limit}"
 
 
 def shown_as(value: Any) -> str:
