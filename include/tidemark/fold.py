@@ -64,7 +64,7 @@ def judged(topic: Topic, records: DataFrame) -> DataFrame:
     topic is accepted: it has Kafka's key as its key, and null everywhere else. JSON types are compared, nothing is bent.
     Time is judged beside Kafka's own timestamp, never the clock, so that a replay judges the same.
     """
-    for step in steps(replace(topic, checks=(), sample=None), functions.zone()):
+    for step in steps(replace(topic, checks=()), functions.zone()):
         records = records.select(*step)
     return records
 

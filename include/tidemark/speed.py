@@ -1020,7 +1020,7 @@ class Refresher:
             spans[view.name] = low, until
             self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
         # One job for all views: each would wait for the one before it.
-        for name, rows in fold.together(frames).items() if frames else ():
+        for name, rows in fold.together(frames).items():
             view, (low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
