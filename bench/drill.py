@@ -170,7 +170,7 @@ class Drill:
         time.sleep(self.random.uniform(10, 40))
         at = time.time()
         self.kill(replay)
-        self.publishes(self.ends(self.starts("replay", *argv)))
+        self.publishes(self.world.tidemark("replay", *argv))
         return at
 
     # ---- what they are made of
@@ -193,7 +193,7 @@ class Drill:
         argv = self.speed()
         for _ in range(3):
             process = local.start(self.settings, STREAM, argv, self.world.environment() | (more or {}))
-            until(lambda: self.running() or not process.alive(), 180)  # noqa: B023
+            until(lambda: self.world.beating(process) or not process.alive(), 180)  # noqa: B023
             if process.alive():
                 return
             self.refused(process)
@@ -201,11 +201,6 @@ class Drill:
                 raise RuntimeError(f"the stream refuses and tells no command that would repair it: {self.said}")
             argv = self.speed(*shlex.split(repair[1])[1:])
         raise RuntimeError(f"the stream refuses still: {self.said}")
-
-    def running(self) -> bool:
-        beat = local.status(self.settings).get("heartbeat", {})
-        process = local.running(self.settings, STREAM)
-        return process is not None and beat.get("state") == "running" and beat.get("pid") == process.pid
 
     def refused(self, process: local.Process) -> None:
         lines = [line for line in process.log.read_text().splitlines() if line.strip()]
@@ -242,16 +237,13 @@ class Drill:
                 with suppress(psutil.NoSuchProcess):
                     one.resume()
 
-    def ends(self, process: local.Process) -> str:
-        """Wait for a command, and return the last line that it said: a run's name."""
-        until(lambda: not process.alive(), 900)
-        return process.log.read_text().splitlines()[-1].strip()
-
     def settles(self) -> None:
-        self.publishes(self.ends(self.starts("settle", *self.settle_argv)))
+        self.publishes(self.world.tidemark(*self.settle_argv))
 
-    def publishes(self, run: str) -> None:
-        """Publish a run while a reader asks without a pause: each answer is the one before, or the one after."""
+    def publishes(self, said: str) -> None:
+        """Publish the run that a command named last, while a reader asks without a pause: each answer is the one before, or the
+        one after."""
+        run = said.splitlines()[-1].strip()
         sql = f"SELECT count(*), sum(pv), sum(uv), bool_and(settled) FROM hourly_traffic WHERE day = '{self.day}'"
         seen, ended = Counter[Any](), threading.Event()
 
@@ -285,9 +277,11 @@ class Drill:
             well = time.time() - began
             time.sleep(2)
         until(lambda: self.world.unread() == 0, 300)
+        events = self.events()
         with suppress(TimeoutError):  # then they differ, and the outcome says so
-            until(lambda: not self.differing(), 180, between=2)
-        return Outcome(name, round(well, 1), **self.counted(), differing=self.differing(), torn=self.torn, said=self.said[-600:])
+            until(lambda: not self.differing(events), 180, between=2)
+        differing = self.differing(events)
+        return Outcome(name, round(well, 1), **self.counted(), differing=differing, torn=self.torn, said=self.said[-600:])
 
     @contextmanager
     def witness(self) -> Iterator[None]:
@@ -316,25 +310,24 @@ class Drill:
         for row in lake.ledger_rows(self.settings, "main"):
             if row["topic"] == PAGE_VIEWS.name:
                 entered[row["partition"]] += row["until_offset"] - row["from_offset"]
-        ends = self.world.ends()
+        ends, logged = self.world.ends(), Counter(partition for partition, _ in held)
         return {
             "records": len(acknowledged),
             "lost": len(acknowledged.keys() - held.keys()),
             "altered": sum(held[place] != value for place, value in acknowledged.items() if place in held),
             "doubled": len(rows) - len(held),
-            "unexplained": sum(abs(entered[p] - ends[p]) for p in ends) + sum(abs(ends[p] - n) for p, n in self.by(held).items()),
+            "unexplained": sum(abs(entered[p] - ends[p]) + abs(logged[p] - ends[p]) for p in ends),
         }
 
-    def by(self, held: dict[tuple[int, int], bytes]) -> dict[int, int]:
-        found = Counter(partition for partition, _ in held)
-        return {partition: found[partition] for partition in self.world.ends()}
+    def events(self) -> pa.Table:
+        """The events that Kafka holds."""
+        records = kafka.consume(self.settings, PAGE_VIEWS.name, "earliest")
+        return pa.Table.from_pylist([found for r in records if (found := accepted(r.value or b""))])
 
-    def differing(self) -> dict[str, int]:
-        """By view: its rows that are not DuckDB's over the records that Kafka holds, and DuckDB's that are not its."""
-        events = [found for r in kafka.consume(self.settings, PAGE_VIEWS.name, "earliest") if (found := accepted(r.value or b""))]
+    def differing(self, events: pa.Table) -> dict[str, int]:
+        """By view: its rows that are not DuckDB's over the events that Kafka holds, and DuckDB's that are not its."""
         db = query.connect(self.settings, CATALOG)
-        db.register("held_arrow", pa.Table.from_pylist(events))
-        db.execute("CREATE TABLE held AS FROM held_arrow")
+        db.register("held", events)
         found = {}
         for view, theirs in ANSWERS.items():
             ours = f"SELECT {', '.join((*CATALOG.views[view].key, 'pv', 'uv'))} FROM {view}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import Any
 
 import structlog
 
 from bench.live import latencies, rollup_rows
 from bench.measure import Figure, Tree
-from bench.world import World
+from bench.world import Probes, World
 from tidemark import kafka, lake, notify
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.alarms import LIMIT, TRANSACTIONS
@@ -26,39 +26,25 @@ def measure(world: World, rate: float, seconds: float, warmup: float) -> list[Fi
     trees = {stream: world.stream(stream) for stream in CATALOG.streams}
     time.sleep(warmup)
     start, before = time.time(), {stream: tree.cpu() for stream, tree in trees.items()}
-    with Probes(world) as probes:
+    with Alarming(world) as probes:
         time.sleep(seconds)
     end = time.time()
     found: list[Figure] = []
     for stream, tree in trees.items():
         found += cost(world, stream, tree, start, end, tree.cpu() - before[stream])
+    time.sleep(15)  # so that the last ones are told
     world.stop_producers()
     db = rollup_rows(world, start, end)
     return [*found, *probes.told(), *latencies(db, "rollup page_panes, all pipelines beside", "seq", "< 6")]
 
 
-class Probes:
-    """A transaction that is an alarm, a little more often than once a second, from entering to leaving."""
+class Alarming(Probes):
+    """Transactions that are alarms."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.ended, self.happened = world, threading.Event(), dict[str, float]()
-        self.thread = threading.Thread(target=self.send)
+    topic = TRANSACTIONS
 
-    def __enter__(self) -> Probes:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.thread.join()
-        time.sleep(15)
-
-    def send(self) -> None:
-        while not self.ended.wait(0.87):
-            one, at = f"probe-{len(self.happened)}", datetime.now(UTC)
-            event = {"transaction_id": one, "card": one, "amount": LIMIT + 1, "happened_at": at.isoformat()}
-            kafka.produce(self.world.settings, TRANSACTIONS, [event], options=notify.AT_ONCE)
-            self.happened[one] = at.timestamp()
+    def event(self, name: str, at: datetime) -> dict[str, Any]:
+        return {"transaction_id": name, "card": name, "amount": LIMIT + 1, "happened_at": at.isoformat()}
 
     def told(self) -> Iterator[Figure]:
         """Seconds from the event to Kafka's timestamp of its message in the topic `notify`."""

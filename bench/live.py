@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ import duckdb
 import structlog
 
 from bench.measure import Figure, Tree
-from bench.world import World, until
-from tidemark import kafka, lake, local, notify, query
+from bench.world import Probes, World, until
+from tidemark import lake, local, query
 from tidemark.model import View, duration
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS, last_hour, page_panes, site_last_hour
@@ -49,7 +48,7 @@ def measure(world: World, rate: float, seconds: float, history: float, warmup: f
     start, before = time.time(), tree.cpu()
     settle = [sys.executable, "-m", "tidemark", "settle", "--day", str(day), "--reason", "bench"]
     settling = local.start(world.settings, "settle", settle, world.environment())
-    with Probes(world) as probes:
+    with Viewing(world) as probes:
         time.sleep(seconds)
     end, spent = time.time(), tree.cpu() - before
     world.stop(producer.name)
@@ -121,7 +120,7 @@ def paths(db: duckdb.DuckDBPyConnection, source: str) -> list[str]:
     return [path for (path,) in db.execute("SELECT path FROM file WHERE source = ?", [source]).fetchall()]
 
 
-def readable(world: World, start: float, end: float, probes: Probes) -> list[Figure]:
+def readable(world: World, start: float, end: float, probes: Viewing) -> list[Figure]:
     """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
 
     In the rollup of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. In the
@@ -142,34 +141,18 @@ def readable(world: World, start: float, end: float, probes: Probes) -> list[Fig
     return [*found, Figure("live: a mark of the whole site comes after that of its pages, p99", after, "s")]
 
 
-class Probes:
-    """A view of a page that nobody else looks at, a little more often than once a second, from entering to leaving."""
+class Viewing(Probes):
+    """Views of a page that nobody else looks at."""
 
-    PAGE = "/probe"
+    topic, PAGE = PAGE_VIEWS, "/probe"
 
-    def __init__(self, world: World) -> None:
-        self.world, self.ended, self.happened = world, threading.Event(), list[float]()
-        self.thread = threading.Thread(target=self.send)
-
-    def __enter__(self) -> Probes:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.thread.join()
-
-    def send(self) -> None:
-        while not self.ended.wait(0.87):
-            at = datetime.now(UTC)
-            event = {"event_id": f"probe-{len(self.happened)}", "visitor_id": "probe", "page": self.PAGE}
-            kafka.produce(self.world.settings, PAGE_VIEWS, [event | {"viewed_at": at.isoformat()}], options=notify.AT_ONCE)
-            self.happened.append(at.timestamp())
+    def event(self, name: str, at: datetime) -> dict[str, Any]:
+        return {"event_id": name, "visitor_id": "probe", "page": self.PAGE, "viewed_at": at.isoformat()}
 
     def read(self, db: duckdb.DuckDBPyConnection) -> Iterator[Figure]:
         """They come in order: the n-th is readable with the first row of a later mark that counts n of them."""
         db.execute("CREATE TABLE probe (n BIGINT, happened DOUBLE)")
-        db.executemany("INSERT INTO probe VALUES (?, ?)", [[n, at] for n, at in enumerate(self.happened, 1)])
+        db.executemany("INSERT INTO probe VALUES (?, ?)", [[n, at] for n, at in enumerate(self.happened.values(), 1)])
         sql = f"""
             WITH seen AS (SELECT committed, epoch(mark) AS mark, pv FROM {ROWS} WHERE page = '{self.PAGE}'),
                  first AS (SELECT n, happened, min(committed) - happened AS late FROM probe

@@ -7,14 +7,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.measure import Tree
 from tidemark import kafka, lake, local, notify
+from tidemark.model import Topic
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS
 from tidemark.settings import Settings
@@ -52,8 +55,8 @@ class World:
         said = (settings or self.settings).model_dump(mode="json", exclude_none=True)
         return {f"TIDEMARK_{name.upper()}": str(value) for name, value in said.items()}
 
-    def tidemark(self, *argv: str) -> None:
-        """One command of the platform; its output is shown where it fails."""
+    def tidemark(self, *argv: str) -> str:
+        """What one command of the platform says; raises `RuntimeError` with it where the command fails."""
         done = subprocess.run(
             [sys.executable, "-m", "tidemark", *argv],
             env=self.environment(),
@@ -63,6 +66,7 @@ class World:
         )
         if done.returncode:
             raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
+        return done.stdout
 
     def traffic(self, rate: float, seconds: float, past: bool = False, every: bool = False) -> local.Process:
         """A producer in a process of its own; `past` sends the seconds before now, as fast as it goes; `every` on all topics."""
@@ -101,13 +105,15 @@ class World:
         """A stream's process tree, started where it does not run."""
         argv = [sys.executable, "-m", "tidemark", "speed", "--stream", name]
         process = local.start(self.settings, f"speed-{name}", argv, self.environment())
-        until(lambda: self.beating(process, name), 120)
-        return Tree(process.pid)
-
-    def beating(self, process: local.Process, name: str) -> bool:
+        until(lambda: self.beating(process, name) or not process.alive(), 120)
         if not process.alive():
             raise RuntimeError(f"the stream ended: {process.log.read_text()[-2000:]}")
-        return local.status(self.settings, name).get("heartbeat", {}).get("state") == "running"
+        return Tree(process.pid)
+
+    def beating(self, process: local.Process, name: str = "main") -> bool:
+        """Whether it is this process that says that the stream runs, and not the one before it."""
+        beat = local.status(self.settings, name).get("heartbeat", {})
+        return beat.get("state") == "running" and beat.get("pid") == process.pid
 
     def stop_stream(self) -> None:
         local.stop(self.settings, STREAM)
@@ -124,13 +130,39 @@ class World:
 
     def unread(self, stream: str = "main") -> int:
         """Records of a stream's topics that Kafka holds and no committed batch has read."""
-        pin = lake.pins(self.settings, [stream]).get(stream)
-        read = pin.offsets if pin else {}
         ends = kafka.offsets(self.settings, list(CATALOG.stream(stream).topics), "latest")
-        return sum(end - int(read.get(t, {}).get(str(p), 0)) for t, parts in ends.items() for p, end in parts.items())
+        return lake.unread(lake.pins(self.settings, [stream]), ends)
 
     def wait_read(self, seconds: float = 900) -> None:
         until(lambda: self.unread() == 0, seconds)
+
+
+class Probes(ABC):
+    """One event at once, a little more often than once a second, from entering to leaving; `happened` has each one's time."""
+
+    topic: Topic
+
+    def __init__(self, world: World) -> None:
+        self.world, self.ended, self.happened = world, threading.Event(), dict[str, float]()
+        self.thread = threading.Thread(target=self.send)
+
+    @abstractmethod
+    def event(self, name: str, at: datetime) -> dict[str, Any]:
+        """An event of this name that happens at an instant."""
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def send(self) -> None:
+        while not self.ended.wait(0.87):
+            name, at = f"probe-{len(self.happened)}", datetime.now(UTC)
+            kafka.produce(self.world.settings, self.topic, [self.event(name, at)], options=notify.AT_ONCE)
+            self.happened[name] = at.timestamp()
 
 
 def until(condition: Callable[[], Any], seconds: float, between: float = 0.2) -> None:
