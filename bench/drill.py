@@ -279,7 +279,7 @@ class Drill:
         until(lambda: self.world.unread() == 0, 300)
         events = self.events()
         with suppress(TimeoutError):  # then they differ, and the outcome says so
-            until(lambda: not self.differing(events), 180, between=2)
+            until(lambda: not self.differing(events), 400, between=2)  # daily views are refreshed every five minutes
         differing = self.differing(events)
         return Outcome(name, round(well, 1), **self.counted(), differing=differing, torn=self.torn, said=self.said[-600:])
 
