@@ -19,7 +19,7 @@ demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour 
 
 clean-demo: install  ## forget what the demo kept
 	@$(RUN)/tidemark down >/dev/null 2>&1 || true
-	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs
+	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs .tidemark/airflow
 
 test: jars  ## the whole suite, a real broker included; two files of tests at a time
 	$(RUN)/pytest -n 2 --dist loadfile

@@ -114,6 +114,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["replay", "--source", "tape"], "--source is kafka or log, not tape"),
         (["replay", "--run", "../../etc"], "--run ../../etc is no name"),
         (["replay", "--from", "zero"], "--from zero is not a day"),
+        (["produce", "page_views", "--sample", "--burst", "5"], "--burst goes with --rate"),
         (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are activity, clicks"),
         (["produce", "page_views"], "say either --file F.jsonl or --sample"),
         (["produce", "page_views", "orders", "--file", "f.jsonl"], "a file goes to one topic; several go with --sample"),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tidemark import local
     from tidemark.lake import Run
     from tidemark.model import Catalog, Declared, Topic
     from tidemark.settings import Settings
@@ -328,7 +331,8 @@ def airflow_up(config: Settings) -> Iterator[str]:
     yield f"{airflow.url(config)} ({who}; kept in {airflow.home(config) / 'passwords.json'})"
 
 
-def bring_up(config: Settings, steps: Steps) -> None:
+def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = None) -> None:
+    """Broker, topics, notifier, and streams: all of them unless said."""
     from tidemark import kafka, local
 
     with steps.step("jars"):
@@ -346,12 +350,17 @@ def bring_up(config: Settings, steps: Steps) -> None:
         with steps.step("notifier") as say:
             begun = local.start(config, "notify", [sys.executable, "-m", "tidemark", "notify"], home(config))
             say(f"its log is {begun.log}")
-    for stream in catalog().streams:
+    for stream in catalog().streams if streams is None else streams:
         with steps.step(f"stream {stream}") as say:
-            local.want(config, stream, "running", "tidemark up", "the command line")
-            say(
-                "runs already" if local.beats(config, stream) else f"started, its log is {local.start_stream(config, stream).log}"
-            )
+            say(f"started, its log is {started.log}" if (started := begin_stream(config, stream)) else "runs already")
+
+
+def begin_stream(config: Settings, stream: str) -> local.Process | None:
+    """Want a stream, and start it; None where it runs already."""
+    from tidemark import local
+
+    local.want(config, stream, "running", "tidemark up", "the command line")
+    return None if local.beats(config, stream) else local.start_stream(config, stream)
 
 
 def home(config: Settings) -> dict[str, str]:
@@ -456,6 +465,7 @@ def produce(
     file: Annotated[Path | None, typer.Option(help="JSONL: an event on each line, sent as it stands.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Events drawn by the topic's own sample.")] = False,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; as fast as it goes unless said.")] = None,
+    burst: Annotated[float, typer.Option(min=0, help="With --rate: send the events of so many seconds at once.")] = 0,
     day: Annotated[str | None, typer.Option(help="A whole past day of sample, instead of events from now on.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="How many sample events; for ever unless said.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, day and count: the same bytes.")] = 1,
@@ -480,6 +490,8 @@ def produce(
         raise Wrong("say either --file F.jsonl or --sample")
     if not sample and (day or count):
         raise Wrong("--day and --count go with --sample")
+    if burst and not rate:
+        raise Wrong("--burst goes with --rate")
     if not sample and len(declared) > 1:
         raise Wrong("a file goes to one topic; several go with --sample")
     config = settings()
@@ -494,9 +506,9 @@ def produce(
         raise Wrong(str(error)) from None
     if len(declared) == 1:
         terminated_as_interrupted()
-        found = {declared[0].name: delivered(config, declared[0], events[0], rate, count)}
+        found = {declared[0].name: delivered(config, declared[0], events[0], rate, burst, count)}
     else:
-        found = delivered_at_once(config, list(zip(declared, events, strict=True)), rate)
+        found = delivered_at_once(config, list(zip(declared, events, strict=True)), rate, burst)
     if json_:
         show(found if len(found) > 1 else next(iter(found.values())))
     for name, delivery in found.items():
@@ -511,7 +523,7 @@ def produce(
         raise typer.Exit(INTERRUPTED)
 
 
-def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, total: int | None) -> Any:
+def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, burst: float, total: int | None) -> Any:
     """Produce, with a progress bar where somebody looks."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
@@ -534,7 +546,7 @@ def delivered(config: Settings, topic: Topic, events: Any, rate: float | None, t
             speed = delivery.delivered / max(time.monotonic() - began, 0.001)
             bar.update(task, completed=delivery.delivered, rate=f"{speed:,.0f}/s")
 
-        return kafka.produce(config, topic, events, rate=rate, progress=tell)
+        return kafka.produce(config, topic, events, rate=rate, burst=burst, progress=tell)
 
 
 def awake(*work: Future[Any]) -> None:
@@ -543,23 +555,20 @@ def awake(*work: Future[Any]) -> None:
         pass
 
 
-def delivered_at_once(config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None) -> dict[str, Any]:
+def delivered_at_once(
+    config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None, burst: float = 0
+) -> dict[str, Any]:
     """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM; what was taken is delivered."""
-    from itertools import takewhile
-
     from tidemark import kafka
 
     # Beside the main thread, which alone is told of signals.
     with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(len(events)) as beside:
         going = {
-            topic.name: beside.submit(kafka.produce, config, topic, takewhile(lambda _: not pressed(), drawn), rate=rate)
+            topic.name: beside.submit(kafka.produce, config, topic, drawn, rate=rate, burst=burst, interrupts=pressed)
             for topic, drawn in events
         }
         awake(*going.values())
-    found = {name: one.result() for name, one in going.items()}
-    for delivery in found.values():
-        delivery.interrupted |= pressed() > 0
-    return found
+    return {name: one.result() for name, one in going.items()}
 
 
 def terminated_as_interrupted() -> None:
@@ -1225,9 +1234,10 @@ def sweep(json_: AsJson = False) -> None:
 @app.command()
 def demo(
     rate: Annotated[
-        float, typer.Option(min=0.1, help="Live page views a second; of every other topic with a sample a twentieth.")
+        float,
+        typer.Option(min=0.1, help="Live page views a second; of every other topic a twentieth, a minute's at once."),
     ] = 100,
-    count: Annotated[int, typer.Option(min=24, help="Page views of yesterday; of every other topic a fiftieth.")] = 100_000,
+    count: Annotated[int, typer.Option(min=24, help="Page views of yesterday; of every other topic a hundredth.")] = 100_000,
     seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds of watching.")] = None,
     airflow: Annotated[bool, typer.Option("--airflow/--no-airflow", help="With Airflow in charge, or settled here.")] = True,
 ) -> None:
@@ -1243,10 +1253,16 @@ def demo(
     yesterday = datetime.now(config.tz).date() - timedelta(days=1)
     watching = False
     try:
-        bring_up(config, steps)
-        load(config, steps, yesterday, count)
-        start_samples(config, steps, rate)
-        settling = Charge(config, yesterday) if airflow else Settling(config, yesterday)
+        shown, _ = samples()
+        bring_up(config, steps, sorted({t.stream for t in shown}))
+        with steps.step(f"{count:,} events of {yesterday} into {', '.join(t.name for t in shown)}") as say:
+            say(load(config, yesterday, shown, count))
+        with steps.step(f"live traffic into {', '.join(t.name for t in shown)}") as say:
+            send_samples(config, "sample", shown, rate)
+            say(f"{rate:g} events a second each")
+        with steps.step("the stream reads them"):
+            wait_read(config, shown)
+        settling = (Charge if airflow else Settling)(config, yesterday, count, rate)
         settling.start()
         steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
         watching = True
@@ -1272,32 +1288,34 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def load(config: Settings, steps: Steps, day: date, count: int) -> None:
-    """Produce a day's sample once. Cut off and done again, it sends the same events, and nothing counts twice."""
-    from tidemark import kafka, lake
-
+def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> str:
+    """Produce a day's sample to each topic once. Cut off and done again, it sends the same events, and nothing counts twice."""
     record = config.state / "demo.json"
     loaded = json.loads(record.read_text()) if record.is_file() else {}
-    shown, others = samples()
-    if loaded.get("day") != str(day):
-        for topics, many in ((shown, count), (others, max(24, count // 50))):
-            with steps.step(f"{many:,} events of {day} into {', '.join(t.name for t in topics)}") as say:
-                events = [(t, kafka.sample(t, seed=1, count=many, day=day, zone=config.tz)) for t in topics]
-                deliveries = delivered_at_once(config, events, None).values()
-                say(f"{sum(d.delivered for d in deliveries):,} delivered")
-            if any(d.interrupted for d in deliveries):
-                raise KeyboardInterrupt
-            if failed := [d for d in deliveries if not d.complete]:
-                why = dict.fromkeys(reason for d in failed for reason in d.errors)
-                raise Failed(f"{sum(d.failed for d in failed):,} events were not delivered: {'; '.join(why)}")
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({"day": str(day), "count": count}))
-    ends = kafka.offsets(config, [t.name for t in (*shown, *others)], "latest")
-    with steps.step("the stream reads them"):
-        while lake.unread(lake.pins(config, catalog().streams), ends):
-            for stream in catalog().streams:
-                refuse_ended(config, stream)
-            time.sleep(0.2)
+    lacks = [t.name for t in topics if loaded.get(t.name) != str(day)]
+    if not lacks:
+        return "sent already"
+    command = [sys.executable, "-m", "tidemark", "produce", *lacks, "--sample", "--day", str(day), "--count", str(count)]
+    told = os.environ | home(config)
+    sent = subprocess.run(command, env=told, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if sent.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if sent.returncode:
+        raise Failed(f"{day} was not sent whole to {', '.join(lacks)}: {one_line(sent.stdout + sent.stderr)}")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(loaded | dict.fromkeys(lacks, str(day))))
+    return one_line(sent.stdout)
+
+
+def wait_read(config: Settings, topics: Sequence[Topic]) -> None:
+    """Wait until the streams have read what the topics hold now."""
+    from tidemark import kafka, lake
+
+    ends = kafka.offsets(config, [t.name for t in topics], "latest")
+    while lake.unread(lake.pins(config, catalog().streams), ends):
+        for stream in {t.stream for t in topics}:
+            refuse_ended(config, stream)
+        time.sleep(0.2)
 
 
 def samples() -> tuple[list[Topic], list[Topic]]:
@@ -1319,23 +1337,55 @@ def refuse_ended(config: Settings, stream: str) -> None:
         raise Failed(f"stream {stream} ended{f': {said}' if said else ''}; its log is {log}")
 
 
-def start_samples(config: Settings, steps: Steps, rate: float) -> None:
+def send_samples(config: Settings, name: str, topics: Sequence[Topic], rate: float, burst: float = 0) -> None:
     from tidemark import local
 
-    shown, others = samples()
-    for name, topics, often in (("sample", shown, rate), ("sample-others", others, rate / 20)):
-        with steps.step(f"live traffic into {', '.join(t.name for t in topics)}") as say:
-            command = [sys.executable, "-m", "tidemark", "produce", *(t.name for t in topics), "--sample", "--rate", f"{often:g}"]
-            local.start(config, name, command, home(config))
-            say(f"{often:g} events a second each")
+    command = [sys.executable, "-m", "tidemark", "produce", *(t.name for t in topics), "--sample", "--rate", f"{rate:g}"]
+    local.start(config, name, [*command, "--burst", f"{burst:g}"] if burst else command, home(config))
 
 
-class Charge(threading.Thread):
-    """Brings Airflow up beside the screen, and notes where it is and what has become of a day."""
+class Beside(threading.Thread, ABC):
+    """What the demo does once the screen has its first rows: every other topic and stream, then a day settled."""
 
-    def __init__(self, config: Settings, day: date) -> None:
-        super().__init__(name="airflow", daemon=True)
-        self.config, self.day, self.said = config, day, ["Airflow is starting"]
+    def __init__(self, config: Settings, day: date, count: int, rate: float) -> None:
+        super().__init__(name="beside", daemon=True)
+        self.config, self.day, self.count, self.rate, self.said = config, day, count, rate, list[str]()
+
+    @abstractmethod
+    def settles(self) -> None:
+        """Have the day settled."""
+
+    def notes(self) -> list[str]:
+        return list(self.said)
+
+    def run(self) -> None:
+        try:
+            self.others()
+            self.settles()
+        except Exception as error:
+            self.said.append(one_line(str(error)))
+
+    def others(self) -> None:
+        from tidemark import lake
+        from tidemark.watch import VIEWS
+
+        _, others = samples()
+        until = time.monotonic() + 120
+        newest = lake.table(self.config, catalog().views[VIEWS[0]])
+        while time.monotonic() < until and not (newest.exists and newest.files()):
+            time.sleep(0.5)
+        self.said.append("the other topics: their yesterday is sent")
+        load(self.config, self.day, others, max(24, self.count // 100))
+        send_samples(self.config, "sample-others", others, self.rate / 20, burst=60)
+        for stream in catalog().streams:
+            begin_stream(self.config, stream)
+        self.said[-1] = "the other topics: the streams read their yesterday"
+        wait_read(self.config, others)
+        del self.said[-1]
+
+
+class Charge(Beside):
+    """Brings Airflow up beside the screen, and notes where it is and what has become of the day."""
 
     def notes(self) -> list[str]:
         from tidemark import lake
@@ -1343,24 +1393,18 @@ class Charge(threading.Thread):
         mine = [r for r in lake.runs(self.config) if str(self.day) in r.days]
         return [*self.said, *(f"{self.day}: run {r.id} is {r.state}" for r in mine[-1:])]
 
-    def run(self) -> None:
+    def settles(self) -> None:
+        self.said = ["Airflow is starting"]
         try:
             self.said = [f"Airflow: {line}" for line in airflow_up(self.config)]
         except Exception as error:
             self.said = [f"Airflow did not start: {one_line(str(error))}"]
 
 
-class Settling(threading.Thread):
-    """Settles and publishes a day in processes of their own, unless it is published already, and notes what came of it."""
+class Settling(Beside):
+    """Settles and publishes the day in processes of their own, unless it is published already, and notes what came of it."""
 
-    def __init__(self, config: Settings, day: date) -> None:
-        super().__init__(name="settling", daemon=True)
-        self.config, self.day, self.said = config, day, list[str]()
-
-    def notes(self) -> list[str]:
-        return list(self.said)
-
-    def run(self) -> None:
+    def settles(self) -> None:
         from tidemark import lake, local
 
         before = {run.id: run for run in lake.runs(self.config)}

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -737,20 +737,23 @@ def produce(
     events: Iterable[bytes | Mapping[str, Any] | Event],
     *,
     rate: float | None = None,
+    burst: float = 0,
     progress: Callable[[Delivery], None] | None = None,
     patience: float = PATIENCE,
     options: Mapping[str, Any] | None = None,
+    interrupts: Callable[[], int] | None = None,
 ) -> Delivery:
     """Send events to a topic, and return once each is delivered to all in-sync replicas or has failed.
 
     Bytes go as they are, a mapping as JSON (of a text topic: its one column's text), its instants in ISO 8601; an `Event` has
-    headers, a key or an event time beside. The key is the topic's key column when the event is a JSON object that holds it,
-    else null; equal keys share a partition, the one that Java's default partitioner picks. `options` are Kafka's own, over
-    those of `PRODUCER`. `rate` is events a second; an event is taken from `events` when its turn has come. A record is tried
-    again, in order and without repeats, for `patience` seconds: a broker that is away is waited for, an event that Kafka
-    refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way has failed. Ctrl-C ends
-    the sending; what was taken is still delivered, unless Ctrl-C comes again. `progress` is called about five times a second
-    and at the end, with the same `Delivery`. Raises `TopicMissing`, `BrokerRefused`.
+    headers, a key or an event time beside. The key is the topic's key column when the event is a JSON object that holds it, else
+    null; equal keys share a partition, the one that Java's default partitioner picks. `options` are Kafka's own, over those of
+    `PRODUCER`. `rate` is events a second, with `burst` those of so many seconds at once; an event is taken from `events` when its
+    turn has come. A record is tried again, in order and without repeats, for `patience` seconds: a broker that is away is waited
+    for, an event that Kafka refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way
+    has failed. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes again; `interrupts` counts them
+    for another thread than the main one. `progress` is called about five times a second and at the end, with the same `Delivery`.
+    Raises `TopicMissing`, `BrokerRefused`.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -781,8 +784,8 @@ def produce(
         | dict(options or {})
         | {"error_cb": connection.failed}
     )
-    due = time.monotonic()
-    with noted_interrupts() as pressed:
+    due = began = time.monotonic()
+    with noted_interrupts() if interrupts is None else nullcontext(interrupts) as pressed:
         for event in events:
             if connection.refused or pressed():
                 break
@@ -794,8 +797,9 @@ def produce(
             now = time.monotonic()
             tell(now)
             if rate:
-                due = max(due + 1 / rate, now - 1.0)  # after a stall, at most one second's events at once
-                while (early := due - time.monotonic()) > 0.02 and not pressed():
+                due = max(due + 1 / rate, now - max(1.0, burst))  # after a stall, at most one second's events at once
+                turn = began + math.ceil((due - began) / burst) * burst if burst else due
+                while (early := turn - time.monotonic()) > 0.02 and not pressed():
                     producer.poll(min(early, 0.2))
                     tell(time.monotonic())
         while producer.flush(0.2):

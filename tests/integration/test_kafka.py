@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from tidemark import kafka, local
 from tidemark.kafka import BrokerAway, Change, TopicMissing, TopicRefused
 from tidemark.model import Topic
+from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
 
@@ -249,6 +250,17 @@ def test_events_are_taken_at_the_rate(broker: Settings, topic_name: str) -> None
     assert 0.45 < taken[-1] - taken[0] < 3
 
 
+def test_events_are_taken_in_bursts_at_the_rate(broker: Settings, topic_name: str) -> None:
+    kafka.apply(broker, [visits(topic_name)])
+    taken: list[float] = []
+    events = (taken.append(time.monotonic()) or b"1" for _ in range(41))
+    assert kafka.produce(broker, visits(topic_name), events, rate=40, burst=0.5).complete
+    pauses = sorted(later - one for one, later in pairwise(taken))
+    assert 0.9 < taken[-1] - taken[0] < 3
+    assert 0.3 < pauses[-2] <= pauses[-1] < 1, "the first comes at once, then two bursts"
+    assert sum(pauses[:-2]) < 0.3
+
+
 def test_broker_that_is_away_is_waited_for(
     jars: Path, settings: Settings, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +307,22 @@ def test_ctrl_c_delivers_what_was_taken(broker: Settings, topic_name: str) -> No
     assert arrived > 0
     assert last == f"done {arrived} {arrived} 0 True"
     assert producer.returncode == 0
+
+
+def test_ctrl_c_ends_sending_to_several_topics_between_two_bursts(broker: Settings) -> None:
+    topics = ["lines", "activity"]
+    kafka.apply(broker, [CATALOG.topics[name] for name in topics])
+    command = [sys.executable, "-m", "tidemark", "produce", *topics, "--sample", "--rate", "1", "--burst", "600"]
+    environment = os.environ | {"TIDEMARK_BROKERS": broker.brokers}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as producer:
+        until(lambda: all(sum(kafka.offsets(broker, [name], "latest")[name].values()) == 1 for name in topics))
+        producer.send_signal(signal.SIGTERM)
+        try:
+            said, _ = producer.communicate(timeout=30)
+        finally:
+            producer.kill()
+    assert said == "lines: 1 delivered, 0 failed\nactivity: 1 delivered, 0 failed\n"
+    assert producer.returncode == 130
 
 
 # ---- offsets and reading
