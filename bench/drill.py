@@ -16,26 +16,28 @@ import statistics
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
+import polars as pl
 import psutil
 import pyarrow as pa
 import structlog
 import typer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from rich.console import Console
 from rich.table import Table
 
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, query, settle
 from tidemark.pipelines import CATALOG
-from tidemark.pipelines.traffic import PAGE_VIEWS, page_panes
+from tidemark.pipelines.traffic import PAGE_VIEWS, hourly_traffic, page_panes
 
 log = structlog.get_logger()
 
@@ -94,12 +96,11 @@ class Drill:
 
     def stream_killed_at_a_point(self) -> float:
         """The stream, between two of the steps of a batch."""
-        self.world.stop_stream()
-        self.starts_stream({"TIDEMARK_FAILPOINT": self.random.choice(POINTS)})
-        until(lambda: local.running(self.settings, STREAM) is None, 120)
-        at = time.time()
-        self.starts_stream()
-        return at
+        return self.dies({"TIDEMARK_FAILPOINT": self.random.choice(POINTS)})
+
+    def stream_killed_in_compaction(self) -> float:
+        """The stream, when the merged file of a table is written and not committed."""
+        return self.dies({"TIDEMARK_FAILPOINT": "compaction", "TIDEMARK_COMPACT_EVERY": "5 seconds"})
 
     def broker_killed(self) -> float:
         """The broker, away for some seconds."""
@@ -130,6 +131,24 @@ class Drill:
             until(lambda: not second.alive(), 120)
             self.refused(second)
             assert "runs already" in self.said or "holds" in self.said, self.said
+        return at
+
+    def batch_forgotten(self) -> float:
+        """The checkpoint does not know of the newest batch, which every table holds: that one is planned again."""
+        at = self.kills(STREAM, start=False)
+        self.newest("commits").unlink()
+        self.starts_stream()
+        return at
+
+    def partition_added(self) -> float:
+        """The topic has a partition more, and records in it, while the stream runs."""
+        at, name = time.time(), PAGE_VIEWS.name
+        wanted = NewPartitions(name, len(self.world.ends()) + 1)
+        AdminClient(kafka.client_config(self.settings)).create_partitions([wanted])[name].result()
+        recent = deque[bytes](maxlen=1000)
+        kafka.produce(
+            self.settings, PAGE_VIEWS, [kafka.draw(PAGE_VIEWS, self.random, datetime.now(UTC), recent) for _ in range(500)]
+        )
         return at
 
     def checkpoint_deleted(self) -> float:
@@ -203,6 +222,15 @@ class Drill:
             argv = self.speed(*shlex.split(repair[1])[1:])
         raise RuntimeError(f"the stream refuses still: {self.said}")
 
+    def dies(self, more: dict[str, str]) -> float:
+        """Have the stream kill itself, and start it again."""
+        self.world.stop_stream()
+        self.starts_stream(more)
+        until(lambda: local.running(self.settings, STREAM) is None, 180)
+        at = time.time()
+        self.starts_stream()
+        return at
+
     def refused(self, process: local.Process) -> None:
         lines = [line for line in process.log.read_text().splitlines() if line.strip()]
         self.said = " ".join(" ".join(lines[-12:]).split())
@@ -242,30 +270,39 @@ class Drill:
         self.publishes(self.world.tidemark(*self.settle_argv))
 
     def publishes(self, said: str) -> None:
-        """Publish the run that a command named last, while a reader asks without a pause: each answer is the one before, or the
+        """Publish the run that a command named last, while two readers ask without a pause: each answer is the one before, or the
         one after."""
         run = said.splitlines()[-1].strip()
-        sql = f"SELECT count(*), sum(pv), sum(uv), bool_and(settled) FROM hourly_traffic WHERE day = '{self.day}'"
         seen, ended = Counter[Any](), threading.Event()
+        looks = (self.by_duckdb, self.by_polars)
 
-        def look() -> tuple[Any, ...]:
-            return query.query(self.settings, CATALOG, sql).rows[0]
-
-        before = look()
-
-        def poll() -> None:
+        def poll(look: Callable[[], tuple[Any, ...]]) -> None:
             while not ended.is_set():
                 seen[look()] += 1
 
-        reader = threading.Thread(target=poll)
-        reader.start()
+        whole = {look() for look in looks}
+        readers = [threading.Thread(target=poll, args=(look,)) for look in looks]
+        for reader in readers:
+            reader.start()
         try:
             settle.publish(self.settings, CATALOG, run)
-            after = look()
+            whole |= {look() for look in looks}
         finally:
             ended.set()
-            reader.join()
-        self.torn += sum(count for answer, count in seen.items() if answer not in (before, after))
+            for reader in readers:
+                reader.join()
+        self.torn += sum(count for answer, count in seen.items() if answer not in whole)
+
+    def by_duckdb(self) -> tuple[Any, ...]:
+        """What a reader finds of the settled day: rows, page views, visitors, and how many rows are settled."""
+        sql = f"SELECT count(*), sum(pv), sum(uv), count_if(settled) FROM hourly_traffic WHERE day = '{self.day}'"
+        return query.query(self.settings, CATALOG, sql).rows[0]
+
+    def by_polars(self) -> tuple[Any, ...]:
+        """The same by Polars, which reads the table by its path."""
+        rows = pl.scan_delta(str(lake.table(self.settings, hourly_traffic).path)).filter(pl.col("day") == self.day)
+        found = rows.select(pl.len(), pl.col("pv").sum(), pl.col("uv").sum(), settled=pl.col("settled").sum()).collect()
+        return found.row(0)
 
     # ---- the round, and what is held against it
 
@@ -358,10 +395,13 @@ SHORT = ("stream_killed_at_a_point", "everything_killed", "checkpoint_deleted", 
 FAULTS = (
     "stream_killed",
     "stream_killed_at_a_point",
+    "stream_killed_in_compaction",
     "broker_killed",
     "everything_killed",
     "broker_frozen",
     "stream_frozen_and_a_second_started",
+    "batch_forgotten",
+    "partition_added",
     "checkpoint_deleted",
     "checkpoint_cut",
     "checkpoint_flipped",
