@@ -43,9 +43,9 @@ SMALL = 20_000
 STEP = 1_000_000
 # How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
 SWEPT = timedelta(minutes=10)
-# How many times as long as a refresh took the next one of its view is left off: views never take the stream's cores.
-REST = 9
-# And of a view that announces its rows, which somebody waits for.
+# How many times as long as a job took the views that it refreshed are left off: views never take the stream's cores.
+REST = 3
+# And of views that announce their rows, which somebody waits for.
 REST_OF_ANNOUNCED = 1
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
@@ -806,7 +806,7 @@ class Stream:
 
     def announced(self) -> Callable[[], None]:
         """Views that announce have a clock of their own, so that nobody waits for the refresh of another view."""
-        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).soon
+        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).whole
 
     def refreshes(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if not v.announce], "views").whole
@@ -981,6 +981,13 @@ class Refresher:
         self.versions: dict[str, list[int]] = {}
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
+        # One round after the other: a view comes after those that it reads.
+        self.rounds: list[list[View]] = []
+        left = [v.name for v in views]
+        while left:
+            ready = [v for v in views if v.name in left and not any(s.name in left for s in v.reads.values())]
+            self.rounds.append(ready)
+            left = [name for name in left if name not in {v.name for v in ready}]
         self.zone = stream.settings.tz
         self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
@@ -1100,16 +1107,12 @@ class Refresher:
 
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
-        if self.waits():
-            return
-        for view in self.views:
-            if span := self.span(view):
-                self.refresh({view.name: span})
+        for views in self.rounds:
+            if not self.waits() and (spans := {v.name: span for v in views if (span := self.span(v))}):
+                self.together(spans)
 
-    def soon(self) -> None:
-        """As `whole`, and all views that are due in one job: each would wait for the one before it."""
-        if self.waits() or not (spans := {v.name: span for v in self.views if (span := self.span(v))}):
-            return
+    def together(self, spans: Mapping[str, Span]) -> None:
+        """Refresh views in one job: a job costs more than most views do, and each would wait for the one before it."""
         try:
             self.refresh(spans)
         except Exception:
