@@ -1251,7 +1251,7 @@ def demo(
     config, steps = settings(), Steps()
     terminated_as_interrupted()
     yesterday = datetime.now(config.tz).date() - timedelta(days=1)
-    watching = False
+    watching, settling = False, None
     try:
         shown, _ = samples()
         bring_up(config, steps, sorted({t.stream for t in shown}))
@@ -1261,7 +1261,7 @@ def demo(
             send_samples(config, "sample", shown, rate)
             say(f"{rate:g} events a second each")
         with steps.step("the stream reads them"):
-            wait_read(config, shown)
+            wait_read(config, shown, threading.Event())
         settling = (Charge if airflow else Settling)(config, yesterday, count, rate)
         settling.start()
         steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
@@ -1273,6 +1273,8 @@ def demo(
     finally:
         with undisturbed():
             began = time.monotonic()
+            if settling:
+                settling.end()
             bring_down(config, steps, patience=15)
             steps.say(f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here")
 
@@ -1307,15 +1309,14 @@ def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> st
     return one_line(sent.stdout)
 
 
-def wait_read(config: Settings, topics: Sequence[Topic]) -> None:
-    """Wait until the streams have read what the topics hold now."""
+def wait_read(config: Settings, topics: Sequence[Topic], ended: threading.Event) -> None:
+    """Wait until the streams have read what the topics hold now, or it is ended."""
     from tidemark import kafka, lake
 
     ends = kafka.offsets(config, [t.name for t in topics], "latest")
-    while lake.unread(lake.pins(config, catalog().streams), ends):
+    while not ended.wait(0.2) and lake.unread(lake.pins(config, catalog().streams), ends):
         for stream in {t.stream for t in topics}:
             refuse_ended(config, stream)
-        time.sleep(0.2)
 
 
 def samples() -> tuple[list[Topic], list[Topic]]:
@@ -1350,6 +1351,7 @@ class Beside(threading.Thread, ABC):
     def __init__(self, config: Settings, day: date, count: int, rate: float) -> None:
         super().__init__(name="beside", daemon=True)
         self.config, self.day, self.count, self.rate, self.said = config, day, count, rate, list[str]()
+        self.ended, self.started = threading.Event(), threading.Event()
 
     @abstractmethod
     def settles(self) -> None:
@@ -1361,9 +1363,18 @@ class Beside(threading.Thread, ABC):
     def run(self) -> None:
         try:
             self.others()
-            self.settles()
-        except Exception as error:
+            self.started.set()
+            if not self.ended.is_set():
+                self.settles()
+        except (Exception, KeyboardInterrupt) as error:
             self.said.append(one_line(str(error)))
+        finally:
+            self.started.set()
+
+    def end(self) -> None:
+        """From here on it starts nothing that somebody would have to end."""
+        self.ended.set()
+        self.started.wait(60)
 
     def others(self) -> None:
         from tidemark import lake
@@ -1373,14 +1384,15 @@ class Beside(threading.Thread, ABC):
         until = time.monotonic() + 120
         newest = lake.table(self.config, catalog().views[VIEWS[0]])
         while time.monotonic() < until and not (newest.exists and newest.files()):
-            time.sleep(0.5)
+            if self.ended.wait(0.5):
+                return
         self.said.append("the other topics: their yesterday is sent")
         load(self.config, self.day, others, max(24, self.count // 100))
         send_samples(self.config, "sample-others", others, self.rate / 20, burst=60)
         for stream in catalog().streams:
             begin_stream(self.config, stream)
         self.said[-1] = "the other topics: the streams read their yesterday"
-        wait_read(self.config, others)
+        wait_read(self.config, others, self.ended)
         del self.said[-1]
 
 
