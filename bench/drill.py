@@ -316,6 +316,10 @@ class Drill:
             until(lambda: self.committed_since(began), 300)
             well = time.time() - began
             time.sleep(2)
+        return self.held(name, well, views)
+
+    def held(self, name: str, well: float, views: Sequence[str]) -> Outcome:
+        """What is left, held to the witness, to Kafka and to DuckDB, once the stream and its views have caught up."""
         until(lambda: self.world.unread() == 0, 300)
         events = self.events()
         with suppress(TimeoutError):  # then they differ, and the outcome says so
