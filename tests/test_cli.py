@@ -119,6 +119,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["produce", "page_views"], "say either --file F.jsonl or --sample"),
         (["produce", "page_views", "orders", "--file", "f.jsonl"], "a file goes to one topic; several go with --sample"),
         (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
+        (["produce", "page_views", "--file", "x" * 300], "[Errno 36] File name too long"),
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),

@@ -502,7 +502,7 @@ def produce(
             whole = day_of(day, "--day") if day else None
             many = count or (100_000 if whole else None)
             events = [kafka.sample(one, seed=seed, count=many, day=whole, zone=config.tz) for one in declared]
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise Wrong(str(error)) from None
     if len(declared) == 1:
         terminated_as_interrupted()
