@@ -123,6 +123,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),
+        (["seek", "g", "../../etc", "--to", "earliest"], "../../etc is no name of a topic"),
         (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main, alarms"),
         (["rejects", "nowhere"], "there is no topic nowhere"),
         (["rejects", "--day", "x"], "--day x is not a day"),

@@ -635,6 +635,8 @@ def seek(
     from tidemark import kafka, lake
 
     at, config = place(to, "--to"), settings()
+    if topic in (".", "..") or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        raise Wrong(f"{topic} is no name of a topic: letters, digits, points, dashes and underscores, 249 at most")
     if group in {f"tidemark-{stream}" for stream in lake.streams(config, catalog().streams)}:
         raise Wrong(f"{group} is a stream, which reads on from its checkpoint; its group only shows how far it is")
     moved = kafka.seek(with_broker(), group, topic, at, partition)
