@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars demo clean-demo test test-all check lint bench drill
+.PHONY: help install jars demo clean-demo test test-all check lint bench drill hostile
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ bench: jars  ## the race against plain Structured Streaming; writes bench/out/fi
 
 drill: jars  ## break one part after the other beside traffic, and count what is lost; SEED=1 again, LONG=1 every fault
 	$(RUN)/python -m bench.drill $(if $(SEED),--seed $(SEED)) $(if $(LONG),--long)
+
+hostile: jars  ## broken JSON, naughty strings, hostile SQL and names through the platform, and what held; SEED=1 again
+	$(RUN)/python -m bench.hostile $(if $(SEED),--seed $(SEED))
 
 jars: install  # Spark's and the broker's jars, pinned in include/ivy.xml
 	@$(RUN)/tidemark jars
