@@ -40,7 +40,7 @@ class World:
             notify_to="dingtalk",  # nobody says what is put into the topic
         )
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         local.fetch_jars(self.settings)
         local.start_broker(self.settings)
         kafka.apply(self.settings, [*CATALOG.topics.values(), *notify.TOPICS])

@@ -274,7 +274,7 @@ class Answers:
         from tidemark import query
 
         kept = self.settings.lake_path / "runs" / f"{run}.verdicts"
-        if re.fullmatch(r"[\w.:-]+", run) and kept.exists():
+        if re.fullmatch(r"[\w.:-]{1,200}", run, re.ASCII) and kept.exists():
             rows = json.loads(kept.read_text())
         else:
             rows = self.ask(f"SELECT * FROM verdicts WHERE run = {query.quoted(run)}", "verdicts")

@@ -687,7 +687,7 @@ def test_a_runs_record_is_read_as_it_was_written(settings):
     assert lake.runs(settings) == [run]
 
 
-@pytest.mark.parametrize("name", ["r2", "../r1", ""])
+@pytest.mark.parametrize("name", ["r2", "../r1", "", "r" * 300])
 def test_a_run_that_is_not_there_is_named(settings, name):
     a_run(settings, "r1", 0)
     with pytest.raises(KeyError, match=f"there is no run {name}; list them with: tidemark runs"):

@@ -343,7 +343,7 @@ def test_failing_rows_are_there_as_they_were_stored(opened, tmp_path, kept):
     assert failed["sample"][0]["page"] == HOSTILE
 
 
-@pytest.mark.parametrize("run", ["nowhere", "%2e%2e", "%2e%2e%2fruns", "x' OR 'a' = 'a", "settle-2026*"])
+@pytest.mark.parametrize("run", ["nowhere", "%2e%2e", "%2e%2e%2fruns", "x' OR 'a' = 'a", "settle-2026*", "s" * 300])
 def test_verdicts_of_a_run_that_is_none_are_not_found(client, run):
     assert client.get(f"/verdicts/{run}").status_code == 404
 

@@ -310,6 +310,8 @@ def test_limits_are_the_settings_unless_said(tmp_path):
         ("SELECT 1 +", 'this is not SQL that DuckDB reads: syntax error at or near "+"'),
         ("SELECT nothing_like_it(1)", "Scalar Function with name nothing_like_it does not exist!"),
         ("SELECT 1; SELECT 2", "a query is one statement, not 2"),
+        (f"SELECT 1{'+1' * 900}", "the query is nested too deep"),
+        (f"SELECT {'[' * 900}{']' * 900}", "the query is nested too deep"),
         ("DROP VIEW page_views", "the lake is read-only"),
     ],
 )

@@ -502,7 +502,7 @@ def produce(
             whole = day_of(day, "--day") if day else None
             many = count or (100_000 if whole else None)
             events = [kafka.sample(one, seed=seed, count=many, day=whole, zone=config.tz) for one in declared]
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise Wrong(str(error)) from None
     if len(declared) == 1:
         terminated_as_interrupted()
@@ -635,6 +635,8 @@ def seek(
     from tidemark import kafka, lake
 
     at, config = place(to, "--to"), settings()
+    if topic in (".", "..") or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        raise Wrong(f"{topic} is no name of a topic: letters, digits, points, dashes and underscores, 249 at most")
     if group in {f"tidemark-{stream}" for stream in lake.streams(config, catalog().streams)}:
         raise Wrong(f"{group} is a stream, which reads on from its checkpoint; its group only shows how far it is")
     moved = kafka.seek(with_broker(), group, topic, at, partition)

@@ -746,8 +746,9 @@ def whole_or_nothing(path: Path, text: str) -> None:
 
 def run_of(settings: Settings, name: str) -> Run:
     """A run's record. Raises `KeyError` with a sentence that says how to list them."""
-    path = settings.lake_path / "runs" / f"{name}.json"
-    if "/" in name or not path.exists():
+    folder = settings.lake_path / "runs"
+    path = next((p for p in folder.glob("*.json") if p.name == f"{name}.json"), None)  # a name may be none that a file can have
+    if path is None:
         raise KeyError(f"there is no run {name}; list them with: tidemark runs")
     return as_run(path)
 

@@ -164,7 +164,11 @@ def names(sql: str, parser: duckdb.DuckDBPyConnection) -> set[str] | None:
     Raises `QueryError` for anything but one reading statement. A statement's type is not enough: DuckDB calls
     `WITH x AS (COPY … TO …) SELECT …` a SELECT, so its syntax tree is looked through.
     """
-    tree = json.loads(parser.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    try:
+        tree = json.loads(parser.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0])
+        every = list(nodes(tree))
+    except RecursionError:
+        raise QueryError("the query is nested too deep; write it flatter, a list instead of a chain of operators") from None
     if tree["error"] and tree.get("error_type") == "parser":
         raise QueryError(f"this is not SQL that DuckDB reads: {tree['error_message'].splitlines()[0]}")
     if tree["error"]:
@@ -173,7 +177,7 @@ def names(sql: str, parser: duckdb.DuckDBPyConnection) -> set[str] | None:
         raise QueryError(f"a query is one statement, not {len(tree['statements'])}")
     found: set[str] = set()
     everything = False
-    for node in nodes(tree["statements"][0]):
+    for node in every:
         kind = node.get("type")
         if isinstance(kind, str) and kind.endswith("_NODE") and kind not in NODES:
             raise QueryError(f"the lake is read-only: {kind.split('_')[0]} within a query is refused")
