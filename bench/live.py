@@ -36,13 +36,13 @@ def measure(world: World, rate: float, seconds: float, history: float, warmup: f
 
     The traffic goes on while the stream catches up, and measuring begins when it has: its views too.
     """
-    day = world.yesterday(100_000)
+    day, oldest = world.yesterday(100_000), time.time() - history
     world.past(rate, history)
     producer = world.traffic(rate, 24 * 3600)
     tree, began = world.stream(), time.monotonic()
     until(lambda: world.unread() < 10 * rate, 1800)
     log.info("history read", events=int(rate * history), seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
-    until(lambda: all(behind(world, view) < 0 for view in VIEWS), 1800, between=5)
+    until(lambda: all(behind(world, view, oldest) < 0 for view in VIEWS), 1800, between=5)
     log.info("views caught up", seconds=round(time.monotonic() - began, 1), cpu=round(tree.cpu(), 1))
     time.sleep(warmup)
     start, before = time.time(), tree.cpu()
@@ -59,13 +59,15 @@ def measure(world: World, rate: float, seconds: float, history: float, warmup: f
     return [*readable(world, start, end, probes), *cost(world, tree, start, end, spent)]
 
 
-def behind(world: World, view: View) -> float:
-    """Seconds by which a view's marks, the newest or those that are computed once more, are later than they always are."""
+def behind(world: World, view: View, oldest: float) -> float:
+    """Seconds by which a view's marks, the newest or those that are computed once more, are later than they always are; of
+    what is older than `oldest` (seconds since 1970) there are none."""
     files = lake.table(world.settings, view).files()
     highs = [
         (f.span is not None and f.span["mark"] == "all", lake.comparable(f.high, datetime.now(UTC))) for f in files if f.high
     ]
     once_more = max((high.timestamp() for again, high in highs if again), default=0.0)
+    once_more = max(once_more, oldest)
     assert view.refresh is not None
     late = duration(view.refresh.back).total_seconds() + SWEPT.total_seconds()
     return time.time() - min(newest_mark(world, view) + 30, once_more + late + 60)
