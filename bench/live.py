@@ -158,7 +158,7 @@ class Viewing(Probes):
         sql = f"""
             WITH seen AS (SELECT committed, epoch(mark) AS mark, pv FROM {ROWS} WHERE page = '{self.PAGE}'),
                  first AS (SELECT n, happened, min(committed) - happened AS late FROM probe
-                           LEFT JOIN seen ON pv >= n AND mark > happened GROUP BY ALL)
+                           LEFT JOIN seen ON pv >= n AND mark > happened GROUP BY n, happened)
             SELECT quantile_cont(late, 0.5), quantile_cont(late, 0.99), count(*) - count(late) FROM first"""
         ((median, p99, never),) = db.execute(sql, [paths(db, last_hour.name)]).fetchall()
         says = f"{len(self.happened)} events, a little more than one a second"
