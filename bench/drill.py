@@ -143,8 +143,8 @@ class Drill:
     def partition_added(self) -> float:
         """The topic has a partition more, and records in it, while the stream runs."""
         at, name = time.time(), PAGE_VIEWS.name
-        wanted = NewPartitions(name, len(self.world.ends()) + 1)
-        AdminClient(kafka.client_config(self.settings)).create_partitions([wanted])[name].result()
+        admin = AdminClient(kafka.client_config(self.settings))
+        admin.create_partitions([NewPartitions(name, len(self.world.ends()) + 1)])[name].result()
         recent = deque[bytes](maxlen=1000)
         kafka.produce(
             self.settings, PAGE_VIEWS, [kafka.draw(PAGE_VIEWS, self.random, datetime.now(UTC), recent) for _ in range(500)]
