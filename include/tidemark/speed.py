@@ -981,13 +981,11 @@ class Refresher:
         self.versions: dict[str, list[int]] = {}
         # Up to when each view knows what was published: a replay may have given today other rollups since.
         self.known: dict[str, datetime] = {}
-        # One round after the other: a view comes after those that it reads.
-        self.rounds: list[list[View]] = []
-        left = [v.name for v in views]
-        while left:
-            ready = [v for v in views if v.name in left and not any(s.name in left for s in v.reads.values())]
-            self.rounds.append(ready)
-            left = [name for name in left if name not in {v.name for v in ready}]
+        # One round after the other: a view comes after those that it reads, as in the catalog.
+        depths: dict[str, int] = {}
+        for view in views:
+            depths[view.name] = 1 + max(depths.get(s.name, 0) for s in view.reads.values())
+        self.rounds = [[v for v in views if depths[v.name] == depth] for depth in sorted({*depths.values()})]
         self.zone = stream.settings.tz
         self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
