@@ -556,7 +556,7 @@ def awake(*work: Future[Any]) -> None:
 
 
 def delivered_at_once(
-    config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None, burst: float = 0
+    config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None, burst: float
 ) -> dict[str, Any]:
     """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM; what was taken is delivered."""
     from tidemark import kafka
