@@ -16,11 +16,11 @@ import statistics
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -145,10 +145,8 @@ class Drill:
         at, name = time.time(), PAGE_VIEWS.name
         admin = AdminClient(kafka.client_config(self.settings))
         admin.create_partitions([NewPartitions(name, len(self.world.ends()) + 1)])[name].result()
-        recent = deque[bytes](maxlen=1000)
-        kafka.produce(
-            self.settings, PAGE_VIEWS, [kafka.draw(PAGE_VIEWS, self.random, datetime.now(UTC), recent) for _ in range(500)]
-        )
+        events = kafka.sample(PAGE_VIEWS, seed=self.random.getrandbits(32), count=500, zone=self.settings.tz)
+        kafka.produce(self.settings, PAGE_VIEWS, events)
         return at
 
     def checkpoint_deleted(self) -> float:

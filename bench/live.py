@@ -66,8 +66,7 @@ def behind(world: World, view: View, oldest: float) -> float:
     highs = [
         (f.span is not None and f.span["mark"] == "all", lake.comparable(f.high, datetime.now(UTC))) for f in files if f.high
     ]
-    once_more = max((high.timestamp() for again, high in highs if again), default=0.0)
-    once_more = max(once_more, oldest)
+    once_more = max([oldest, *(high.timestamp() for again, high in highs if again)])
     assert view.refresh is not None
     late = duration(view.refresh.back).total_seconds() + SWEPT.total_seconds()
     return time.time() - min(newest_mark(world, view) + 30, once_more + late + 60)

@@ -81,7 +81,7 @@ def sample(world: World, minute: float) -> Sample | None:
     if process is None:
         return None
     try:
-        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        tree = local.orphans(process)
         memory, descriptors = sum(p.memory_info().rss for p in tree), sum(p.num_fds() for p in tree)
     except psutil.NoSuchProcess:
         return None
