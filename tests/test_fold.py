@@ -741,11 +741,31 @@ def test_rows_of_several_frames_come_in_one_job_and_apart(spark):
     noon = datetime(2026, 11, 18, 12, tzinfo=UTC)
     ones = spark.range(3).select("id", F.lit(noon).alias("at"), F.struct(F.lit("a").alias("b")).alias("kafka"))
     twos = spark.range(2).select(F.lit(None).cast("string").alias("id"), F.array(F.lit(1)).alias("numbers"))
-    found = fold.together({"ones": ones, "none": twos.where("id = 'x'"), "twos": twos})
+    found = fold.together({"ones": ones, "none": twos.where("id = 'x'"), "twos": twos}, {})
     assert {name: sorted(rows.to_pylist(), key=lambda r: r["id"] or 0) for name, rows in found.items()} == {
         "ones": [{"id": n, "at": noon, "kafka": {"b": "a"}} for n in range(3)],
         "none": [],
         "twos": [{"id": None, "numbers": [1]}] * 2,
     }
     assert [rows.schema.types for rows in found.values()] == [f.toArrow().schema.types for f in (ones, twos, twos)]
-    assert fold.together({}) == {}  # a stream's first batch over topics that hold nothing yet
+    assert fold.together({}, {}) == {}  # a stream's first batch over topics that hold nothing yet
+
+
+def test_another_choice_of_frames_is_no_new_code_to_compile(spark):
+    frames = {n: spark.range(3).groupBy((F.col("id") % 2).alias(n)).agg(F.sum("id").alias("sum")) for n in ("a", "b", "c")}
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    options = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in options}
+    try:
+        for name, value in options.items():
+            spark.conf.set(name, value)
+        places: dict = {}
+        fold.together(frames, places)
+        count = compiled.getCount()
+        for chosen in (("a", "c"), ("b",), ("c", "b")):
+            found = fold.together({name: frames[name] for name in chosen}, places)
+            assert {name: sorted(rows["sum"].to_pylist()) for name, rows in found.items()} == {name: [1, 2] for name in chosen}
+        assert compiled.getCount() == count > 0
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)

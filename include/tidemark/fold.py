@@ -259,15 +259,23 @@ def accepted(topic: Topic, log: DataFrame) -> DataFrame:
     return log.where(F.col("reject").isNull()).select(*(c.name for c in topic.columns), *told, "kafka")
 
 
-def together(frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
-    """The rows of several frames of any columns, by their names, computed in one job: a job costs more than few rows do."""
-    if len(frames) < 2:
-        return {name: frame.toArrow() for name, frame in frames.items()}
-    import pyarrow as pa
+def together(frames: Mapping[str, DataFrame], places: dict[str, Expression]) -> dict[str, pa.Table]:
+    """The rows of several frames of any columns, by their names, computed in one job: a job costs more than few rows do.
 
+    `places` is the caller's, kept between calls: the column of each frame there has been, as it is for all others. So every
+    choice of frames is the same code to Spark, which else generates, compiles and runs cold what it has for another choice.
+    """
+    if not frames:
+        return {}
+    import pyarrow as pa
+    from pyspark.sql.types import ArrayType
+
+    places |= {n: F.lit(None).cast(ArrayType(f.schema, False)).alias(n) for n, f in frames.items() if n not in places}
+    if len(places) < 2:
+        return {name: frame.toArrow() for name, frame in frames.items()}
     # A list of one and not the row alone: a row that is null may not have columns which are not.
-    apart = [frame.select(F.array(F.struct("*")).alias(name)) for name, frame in frames.items()]
-    whole = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), apart).toArrow()
+    apart = [f.select(*(places | {name: F.array(F.struct("*")).alias(name)}).values()) for name, f in frames.items()]
+    whole = reduce(lambda one, other: one.union(other), apart).toArrow()
     found = {}
     for name in frames:
         rows = whole[name].combine_chunks().flatten()

@@ -22,6 +22,8 @@ SETTINGS = {
     "spark.default.parallelism": "2",
     # Stream, marks and views together have more stages than the hundred whose generated code Spark keeps.
     "spark.sql.codegen.cache.maxEntries": "1000",
+    # What is the same but for its place in a plan is compiled once.
+    "spark.sql.codegen.useIdInClassName": "false",
     # Listing files is the lake's work: Spark is handed the list and must not start a job to look at it again.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # The default checkpoint manager forks a process for each file: half the fixed cost of a batch.

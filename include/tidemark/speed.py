@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidemark.settings import Settings
 
@@ -149,6 +149,7 @@ class Stream:
         self.began = datetime.now(UTC)
         self.away = False
         self.set_aside: dict[str, str] = {}
+        self.places: dict[str, Column] = {}
         self.stream_time: datetime | None = None
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
@@ -635,13 +636,14 @@ class Stream:
                     held.append(rows)
                     events[name] = fold.accepted(topic, rows)
                 judged[name] = rows
-            together = writers.submit(timed, timings, "records", fold.together, {n: judged[n] for n in judged if n in small})
+            few = {name: rows for name, rows in judged.items() if name in small}
+            together = writers.submit(timed, timings, "records", fold.together, few, self.places)
             logs, rolling = {}, {}
             for name in judged.keys() - small:
                 logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], judged[name], batch)
             for one in active:
-                few = offsets.keys() & {t.name for t in one.topics.values()} <= small
-                rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, few)
+                slight = offsets.keys() & {t.name for t in one.topics.values()} <= small
+                rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, slight)
             for name, whole in together.result().items():
                 logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
             for name in judged:
@@ -986,7 +988,7 @@ class Refresher:
         for view in views:
             depths[view.name] = 1 + max(depths.get(s.name, 0) for s in view.reads.values())
         self.rounds = [[v for v in views if depths[v.name] == depth] for depth in sorted({*depths.values()})]
-        self.zone = stream.settings.tz
+        self.zone, self.places = stream.settings.tz, dict[str, "Column"]()
         self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
@@ -1025,7 +1027,7 @@ class Refresher:
             spans[view.name] = low, until
             self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
         # One job for all views: each would wait for the one before it.
-        for name, rows in fold.together(frames).items():
+        for name, rows in fold.together(frames, self.places).items():
             view, (low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
@@ -1166,7 +1168,7 @@ class Refresher:
         """Compute views by the full way, in one job, and swap them in."""
         began, views = time.monotonic(), self.stream.catalog.views
         frames = {name: self.answers(views[name], views[name], span.since, span.until) for name, span in spans.items()}
-        for name, rows in fold.together(frames).items():
+        for name, rows in fold.together(frames, self.places).items():
             span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
