@@ -151,6 +151,8 @@ class Stream:
         self.set_aside: dict[str, str] = {}
         self.places: dict[str, Column] = {}
         self.stream_time: datetime | None = None
+        # The newest batch whose rows are all there.
+        self.done = -1
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
@@ -175,7 +177,10 @@ class Stream:
                 signal.signal(signum, lambda *_: self.stopping.set())
         self.wait_for_broker()
         self.spark: SparkSession = session.session(
-            self.settings, f"tidemark-{self.name}", {"spark.scheduler.allocation.file": f"file:{self.pools()}"}, short=False
+            self.settings,
+            f"tidemark-{self.name}",
+            {"spark.scheduler.allocation.file": f"file:{self.pools()}"},
+            short=not self.mine.rollups,
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
@@ -425,7 +430,7 @@ class Stream:
             for p, (a, b) in parts.items()
         ]
         log.warning("going on without what Kafka has deleted; the ledger keeps the range", stream=self.name, lost=lost)
-        self.write_ledger(lake.Batch(self.name, seq, seq, lost), counts, datetime.now(UTC), generation)
+        self.write_ledger(lake.Batch(self.name, seq, seq, lost), counts, datetime.now(UTC), generation, self.stream_time)
 
     def entered(self, stream: str = "") -> DataFrame:
         """A stream's ledger, this one's unless said, as Spark reads it: it may hold years."""
@@ -502,7 +507,7 @@ class Stream:
             seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
             self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
             log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
-            self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation)
+            self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation, self.stream_time)
         return done
 
     def remember_time(self) -> None:
@@ -664,9 +669,10 @@ class Stream:
                 self.remember_low(name, seq, files)
         for rows in held:
             rows.unpersist()
-        times = [c["stream_time"] for c in counts if c.get("stream_time")]
-        self.stream_time = max([*times, *([self.stream_time] if self.stream_time else [])], default=None)
-        self.write_ledger(batch, counts, started, self.generation.number)
+        at = max((t for t in (self.stream_time, *(c.get("stream_time") for c in counts)) if t), default=None)
+        self.write_ledger(batch, counts, started, self.generation.number, at)
+        # At once, or a view is computed for the new time, and then again for the number that comes after it.
+        self.stream_time, self.done = at, seq
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
 
@@ -731,7 +737,14 @@ class Stream:
             found.append({**row, "gaps": gaps, "gap": topic.gaps if gaps else None})
         return found
 
-    def write_ledger(self, batch: lake.Batch, counts: Sequence[Mapping[str, Any]], started: datetime, generation: int) -> None:
+    def write_ledger(
+        self,
+        batch: lake.Batch,
+        counts: Sequence[Mapping[str, Any]],
+        started: datetime,
+        generation: int,
+        stream_time: datetime | None,
+    ) -> None:
         import pyarrow as pa
 
         schema = pa.schema(
@@ -752,7 +765,7 @@ class Stream:
                 "seq": batch.hi,
                 "from_offset": batch.offsets[c["topic"]][str(c["partition"])][0],
                 "until_offset": batch.offsets[c["topic"]][str(c["partition"])][1],
-                "stream_time": self.stream_time,
+                "stream_time": stream_time,
                 "started_at": started,
                 "finished_at": finished,
                 "day": started.date(),
@@ -1127,8 +1140,8 @@ class Refresher:
 
     def span(self, view: View) -> Span | None:
         """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
-        # In this order: a batch tells its time first, so no batch counts as looked at whose time is not reached.
-        seq, at = self.stream.progress.get("seq", -1), self.stream.stream_time
+        # In this order, as a batch tells them: no batch counts as looked at whose time is not reached.
+        seq, at = self.stream.done, self.stream.stream_time
         # A batch of late events alone moves no time, and corrects rows all the same.
         same = self.seen.get(view.name) == at and self.upto.get(view.name) == seq
         same &= view.name not in self.stream.skipped

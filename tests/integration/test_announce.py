@@ -125,6 +125,8 @@ def test_new_row_is_announced_once_beside_an_answer_that_fails(shop: Callable[..
     assert {m["title"]: m["mention"] for m in one.announced()} == {"o0 1": ["all"], "o1 1": ["all"], "o1 2": []}
     assert "set aside; the others go on" in stream.said and "a mistake" in stream.said
     stream.drains()
+    batches = {row["seq"] for row in lake.ledger_rows(one.settings, "main")}
+    assert stream.said.count("refreshed") <= len(batches)  # once for a batch: not for its time, and then for its number
 
     # Started again it computes its rows again, and says nothing.
     stream = run(one.settings, {"topic": one.topic})
