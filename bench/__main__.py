@@ -82,7 +82,7 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
         case "long":
             return long.measure(world, 5000 if quick else 120_000, (100, 1000) if quick else (100, 1000, 10_000))
         case "every":
-            return every.measure(world, rate, 60 if quick else 180, warmup=60)
+            return every.measure(world, rate, 60 if quick else 180, warmup=60 if quick else 300)
         case "night":
             return night.measure(
                 world,

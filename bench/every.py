@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,14 +16,23 @@ from bench.world import Probes, World
 from tidemark import kafka, lake, notify
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.alarms import LIMIT, TRANSACTIONS
+from tidemark.pipelines.traffic import PAGE_VIEWS
 
 log = structlog.get_logger()
 
 
 def measure(world: World, rate: float, seconds: float, warmup: float) -> list[Figure]:
-    """Traffic on every topic that has a sample, `rate` together and half of it page views, measured for `seconds`."""
+    """Traffic on every topic that has a sample, `rate` together and half of it page views, measured for `seconds`.
+
+    Page views, what is left of `main` and the alarms are a stream each: a batch is planned for every topic that it has.
+    """
+    world.settings = world.settings.model_copy(update={"triggers": f"{world.settings.triggers}, others=10 seconds"})
+    mine = {PAGE_VIEWS.name: "main"} | {topic.name: topic.stream for topic in CATALOG.topics.values() if topic.stream != "main"}
+    topics: dict[str, list[str]] = {}
+    for topic in CATALOG.topics:
+        topics.setdefault(mine.get(topic, "others"), []).append(topic)
+    trees = {stream: world.stream(stream, only) for stream, only in topics.items()}
     world.traffic(rate, 24 * 3600, every=True)
-    trees = {stream: world.stream(stream) for stream in CATALOG.streams}
     time.sleep(warmup)
     start, before = time.time(), {stream: tree.cpu() for stream, tree in trees.items()}
     with Alarming(world) as probes:
@@ -31,7 +40,7 @@ def measure(world: World, rate: float, seconds: float, warmup: float) -> list[Fi
     end = time.time()
     found: list[Figure] = []
     for stream, tree in trees.items():
-        found += cost(world, stream, tree, start, end, tree.cpu() - before[stream])
+        found += cost(world, stream, topics[stream], tree, start, end, tree.cpu() - before[stream])
     time.sleep(15)  # so that the last ones are told
     world.stop_producers()
     db = rollup_rows(world, start, end)
@@ -61,7 +70,9 @@ class Alarming(Probes):
         yield Figure("alarms not told", len(self.happened) - len(late), "alarms", says, "<= 0")
 
 
-def cost(world: World, stream: str, tree: Tree, start: float, end: float, spent: float) -> Iterator[Figure]:
+def cost(
+    world: World, stream: str, topics: Sequence[str], tree: Tree, start: float, end: float, spent: float
+) -> Iterator[Figure]:
     rows = [r for r in lake.ledger_rows(world.settings, stream) if start <= r["finished_at"].timestamp() < end]
     lengths = sorted({r["seq"]: (r["finished_at"] - r["started_at"]).total_seconds() for r in rows}.values())
     events = sum(r["records"] for r in rows)
@@ -71,5 +82,5 @@ def cost(world: World, stream: str, tree: Tree, start: float, end: float, spent:
     yield Figure(f"every: cores that {stream} keeps busy", spent / (end - start), "cores", rate)
     yield Figure(f"every: CPU of {stream}", spent / events * 1000 if events else None, "CPU-s per 1,000 events", rate)
     yield Figure(f"every: greatest memory of {stream}, JVM and driver", tree.peak(), "GiB", "", "< 3")
-    behind = world.unread(stream)
+    behind = world.unread(stream, topics)
     yield Figure(f"every: records that {stream} has not read at the end", behind, "records", rate)

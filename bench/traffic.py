@@ -32,7 +32,8 @@ def produce(
         for topic in others:
             share = rate / 2 / len(others)
             events = kafka.sample(topic, seed=seed, count=int(share * seconds), zone=settings.tz)
-            threading.Thread(target=kafka.produce, args=(settings, topic, events), kwargs={"rate": share}, daemon=True).start()
+            paced = {"rate": share, "burst": 0.5}  # a producer that sends each event by itself costs as much as a stream
+            threading.Thread(target=kafka.produce, args=(settings, topic, events), kwargs=paced, daemon=True).start()
         rate, count = rate / 2, count // 2
     if past:
         delivery = kafka.produce(settings, PAGE_VIEWS, before_now(rate, count, seed))

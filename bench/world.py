@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -101,11 +101,11 @@ class World:
             (self.home / "yesterday").touch()
         return day
 
-    def stream(self, name: str = "main") -> Tree:
-        """A stream's process tree, started where it does not run."""
-        argv = [sys.executable, "-m", "tidemark", "speed", "--stream", name]
+    def stream(self, name: str = "main", only: Sequence[str] = ()) -> Tree:
+        """A stream's process tree, started where it does not run; of the named topics only, where some are named."""
+        argv = [sys.executable, "-m", "tidemark", "speed", "--stream", name, *(f"--only={topic}" for topic in only)]
         process = local.start(self.settings, f"speed-{name}", argv, self.environment())
-        until(lambda: self.beating(process, name) or not process.alive(), 120)
+        until(lambda: self.beating(process, name) or not process.alive(), 180)
         if not process.alive():
             raise RuntimeError(f"the stream ended: {process.log.read_text()[-2000:]}")
         return Tree(process.pid)
@@ -128,9 +128,9 @@ class World:
     def ends(self) -> dict[int, int]:
         return kafka.offsets(self.settings, [PAGE_VIEWS.name], "latest")[PAGE_VIEWS.name]
 
-    def unread(self, stream: str = "main") -> int:
-        """Records of a stream's topics that Kafka holds and no committed batch has read."""
-        ends = kafka.offsets(self.settings, list(CATALOG.stream(stream).topics), "latest")
+    def unread(self, stream: str = "main", only: Sequence[str] = ()) -> int:
+        """Records of a stream's topics, or of the named ones, that Kafka holds and no committed batch has read."""
+        ends = kafka.offsets(self.settings, list(only or CATALOG.stream(stream).topics), "latest")
         return lake.unread(lake.pins(self.settings, [stream]), ends)
 
     def wait_read(self, seconds: float = 900) -> None:
