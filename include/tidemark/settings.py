@@ -71,8 +71,8 @@ class Settings(BaseSettings):
     """The replication factor of a topic that does not say its own."""
     trigger: str = "3 seconds"
     """How often a stream takes what has come."""
-    triggers: str = "alarms=1 second"
-    """Which streams take it more or less often than `trigger` says, parted by commas: `NAME=1 second`."""
+    triggers: str = "alarms=2 seconds"
+    """Which streams take it more or less often than `trigger` says, parted by commas: `NAME=2 seconds`."""
     batch_records: int = 200_000
     """The most records a micro-batch takes; a stream that is behind catches up in batches of this size."""
     compact_every: str = "1 minute"
