@@ -271,10 +271,10 @@ class Answers:
     def verdicts_of(self, run: str) -> dict[str, Any] | None:
         """Every verdict of one run, with the failing rows as they were stored, and the Data Docs' page of each table; None
         for a run of which there are none."""
-        from tidemark import query
+        from tidemark import lake, query
 
         kept = self.settings.lake_path / "runs" / f"{run}.verdicts"
-        if re.fullmatch(r"[\w.:-]{1,200}", run, re.ASCII) and kept.exists():
+        if lake.RUN_NAME.fullmatch(run) and kept.exists():
             rows = json.loads(kept.read_text())
         else:
             rows = self.ask(f"SELECT * FROM verdicts WHERE run = {query.quoted(run)}", "verdicts")

@@ -113,6 +113,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["settle", "--day", "2026-11-19", "--only", "nowhere"], "there is no rollup or view nowhere; there are page_panes"),
         (["replay", "--source", "tape"], "--source is kafka or log, not tape"),
         (["replay", "--run", "../../etc"], "--run ../../etc is no name"),
+        (["replay", "--run", "日"], "--run 日 is no name: letters of A to Z"),
         (["replay", "--from", "zero"], "--from zero is not a day"),
         (["produce", "page_views", "--sample", "--burst", "5"], "--burst goes with --rate"),
         (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are activity, clicks"),

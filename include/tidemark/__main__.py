@@ -853,12 +853,13 @@ def replay(
 
         tidemark drop RUN           # or not
     """
+    from tidemark import lake
     from tidemark import settle as engine
 
     if source not in ("kafka", "log"):
         raise Wrong(f"--source is kafka or log, not {source}")
-    if run and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", run):
-        raise Wrong(f"--run {run} is no name: letters, digits, points, dashes and underscores, a hundred at most")
+    if run and not lake.RUN_NAME.fullmatch(run):
+        raise Wrong(f"--run {run} is no name: letters of A to Z, digits, points, dashes and underscores, a hundred at most")
     begin, end = (day_of(text, option) if text else None for text, option in ((first, "--from"), (last, "--to")))
     names, config = tables_named(only), settings()
     which: Any = source

@@ -58,6 +58,8 @@ WORTH_MERGING = 12
 LIVE = re.compile(r"live/(?P<stream>[a-z][a-z0-9_]*)-(?P<lo>\d+)-(?P<hi>\d+)-\w+/")
 SPAN = re.compile(r"live/(?P<hour>\d{8}T\d\d)-(?P<mark>\d{4}|all)-\w+/")
 RUN = re.compile(r"runs/(?P<run>[^/]+)/")
+# What a person may call a run: a file's name on any disk.
+RUN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 class LakeError(RuntimeError):
