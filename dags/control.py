@@ -21,22 +21,23 @@ def control() -> None:
     """
     ### Start, drain or restart a stream
 
-    Writes the state that is wanted. The stream drains between two batches; `speed_layer` starts it when it is wanted running.
-    Nothing is lost: Kafka keeps what comes meanwhile.
+    Writes the state that is wanted. The stream drains between two batches; `speed_layer` starts it when it is wanted running,
+    and one of `tidemark speed --only …` whoever started it first. Nothing is lost: Kafka keeps what comes meanwhile.
     """
 
     @task
     def want(params: dict, dag_run=None) -> str:
-        from tidemark import local
+        from tidemark import lake, local
         from tidemark.pipelines import CATALOG
         from tidemark.settings import Settings
 
-        stream, action = params["stream"], params["action"]
-        if stream not in CATALOG.streams:
-            raise ValueError(f"there is no stream {stream}; there are {', '.join(CATALOG.streams)}")
+        settings, stream, action = Settings(), params["stream"], params["action"]
+        streams = lake.streams(settings, CATALOG.streams)
+        if stream not in streams:
+            raise ValueError(f"there is no stream {stream}; there are {', '.join(streams)}")
         state = "stopped" if action == "drain" else "running"
         by = getattr(dag_run, "triggering_user_name", None) or "Airflow"
-        local.want(Settings(), stream, state, params["reason"], by, again=action == "restart")
+        local.want(settings, stream, state, params["reason"], by, again=action == "restart")
         return f"{stream} is wanted {state}"
 
     want()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -279,3 +280,16 @@ def test_what_a_day_lacks_fails_the_wait_with_it(plugins, config, monkeypatch):
 
 def test_a_day_of_a_lake_without_a_stream_is_lacking(plugins, config):
     assert plugins.day.unread(str(date(2026, 11, 19)))
+
+
+def test_form_drains_a_stream_of_the_catalog_or_one_begun_by_hand_and_no_other(in_airflow: None, config: Settings) -> None:
+    control = runpy.run_path(str(PLUGINS.parent / "dags" / "control.py"))["control"]
+    want = control().get_task("want").python_callable
+    begun = config.checkpoints / "second" / "tidemark.json"
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    for stream in ("main", "second"):
+        assert want({"stream": stream, "action": "drain", "reason": "the disk"}) == f"{stream} is wanted stopped"
+        assert local.wanted(config, stream)["reason"] == "the disk"
+    with pytest.raises(ValueError, match="there is no stream third; there are main, alarms, second"):
+        want({"stream": "third", "action": "drain", "reason": "the disk"})
