@@ -484,9 +484,9 @@ def swap_live(
 ) -> int | None:
     """Replace a live view's rows of `[since, until)` by `files`, in one commit; a settled day is never touched.
 
-    With `marks` the files hold single marks and replace the files of those marks; without, they hold whole hours and
-    replace everything of those hours, but for marks from `until` on. A file of other origin (someone ran OPTIMIZE) may hold
-    hours on both sides: its rows outside the span are written again.
+    With `marks` the files hold single marks and replace the files of those marks; without, they hold whole steps and replace
+    everything of the hours that begin there, but for marks from `until` on. A file of other origin (someone ran OPTIMIZE) may
+    hold hours on both sides: its rows outside the span are written again.
     """
 
     def replaced(file: File, settled: set[date]) -> bool:

@@ -305,8 +305,7 @@ class Live:
     """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
 
     They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
-    time and leaves more files, so it is for views of few rows that are wanted soon. A live view that changes its step takes a new
-    name. A view of days takes whole days.
+    time and leaves more files, so it is for views of few rows that are wanted soon. A view of days takes whole days.
     """
 
     every: str

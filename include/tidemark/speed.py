@@ -1174,7 +1174,9 @@ class Refresher:
             back = min(back, midnight(reopened, self.zone))
         # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
         part = HOUR if view.shortcut or dates else duration(view.refresh.step)
-        since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, step or part)
+        # The first time from a whole hour on: the files there may be of another step, as the code before this one had it.
+        grid = step or (part if last and not reopened else HOUR)
+        since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, grid)
         return Span(since, until, part, at, seq, looking, others)
 
     def refresh(self, spans: Mapping[str, Span]) -> None:
@@ -1289,7 +1291,7 @@ class Refresher:
                 adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
             if view.announce and self.stream.settings.told and parts:
                 self.announce(view, table, pa.concat_tables([part for _, part in parts]))
-            lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step))
+            lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step and view.shortcut))
             if not step:
                 self.stream.covered[view.name] = until
 

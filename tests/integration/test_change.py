@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from tidemark import fold, kafka, lake, model, query, settle, speed
 from tidemark.functions import distinct, how_many, pane
-from tidemark.model import Catalog, Topic, rollup, view
+from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
 
 TOPIC = "visits_of_the_change_test"
@@ -28,8 +28,10 @@ OLD_LEDGER = (
 )
 
 
-def declared(version: str) -> Catalog:
+def declared(version: str = "", step: str = "") -> Catalog:
     """Visits by minute and hour; from `wider` on the hours count pages too, and a rollup of pages stands beside."""
+    if step:
+        return stepped(step)
     visits = Topic(TOPIC, "id", 2, SCHEMAS[version], "seen_at", id="id")
     if version == "renamed" or version == "retyped":
         return model.catalog([type("visits", (), {"visits": visits})])
@@ -51,6 +53,17 @@ def declared(version: str) -> Catalog:
 
     found = {"visits": visits, "minutes": minutes, "hours": hours} | ({} if version == "first" else {"pages": pages})
     return model.catalog([type("visits", (), found)])
+
+
+def stepped(step: str) -> Catalog:
+    """Visits by minute, live for two hours, written in steps of a length."""
+    clicks = Topic("clicks_of_the_change_test", "id", 1, SCHEMAS["first"], "seen_at", id="id")
+
+    @view(reads={"clicks": clicks}, key=("minute",), time="minute", live=Live("1 second", "2 hours", step))
+    def minutes_seen(clicks: DataFrame) -> DataFrame:
+        return clicks.groupBy(F.date_trunc("minute", "seen_at").alias("minute")).agg(F.count("*").alias("n"))
+
+    return model.catalog([type("clicks", (), {"clicks": clicks, "minutes_seen": minutes_seen})])
 
 
 class Visits:
@@ -137,3 +150,27 @@ def test_a_column_that_is_removed_renamed_or_retyped_is_refused_at_the_start(vis
     with pytest.raises(lake.LakeError, match=rf"{sentence}.* Write it back as it was, or give .* a new name \({TOPIC}_v2\)"):
         speed.run(visits.settings, declared(version))
     assert visits.rows("SELECT count(*) FROM LOG") == [(7,)]
+
+
+def test_step_of_a_live_view_changes_and_each_row_is_there_once(house: Callable[..., Settings], run: Any) -> None:
+    settings, catalog = house(), stepped("1 hour")
+    (clicks,) = catalog.topics.values()
+    kafka.apply(settings, [clicks])
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    ago = (95, 61, 60, 14, 3, 0)
+
+    def minutes() -> list[tuple[Any, ...]]:
+        there = lake.table(settings, catalog.views["minutes_seen"]).exists
+        return query.query(settings, catalog, "SELECT minute, n FROM minutes_seen ORDER BY minute").rows if there else []
+
+    for n, step in enumerate(("1 hour", "10 minutes", "1 hour")):
+        events = [
+            {"id": f"{n}-{m}", "page": "/", "seen_at": (now - timedelta(minutes=m)).isoformat()}
+            for m in (ago if n == 0 else (14, 0))
+        ]
+        assert kafka.produce(settings, clicks, events).complete
+        stream = run(settings, {"step": step})
+        wanted = [(now - timedelta(minutes=m), 1 + n * (m in (14, 0))) for m in ago]
+        stream.until(lambda wanted=wanted: minutes() == wanted)
+        stream.drains()
+        assert minutes() == wanted
