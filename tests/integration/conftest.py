@@ -55,7 +55,7 @@ class Process:
     def said(self) -> str:
         return self.log.read_text()
 
-    def until(self, condition: Callable[[], Any], seconds: float = 90) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 180) -> Any:
         """What the condition gives once it is true. Fails with the end of the log when the process dies, or too late."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):

@@ -16,8 +16,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from tidemark import kafka, local
 from tidemark.kafka import BrokerAway, Change, TopicMissing, TopicRefused
@@ -346,6 +346,25 @@ def test_offsets_of_an_instant_are_the_first_at_or_after_it(broker: Settings, to
     assert at(first + timedelta(microseconds=1)) == 2
     assert at(third + timedelta(microseconds=1)) == 3
     assert at(datetime(2199, 1, 1, tzinfo=UTC)) == 3
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.FENCED_LEADER_EPOCH])
+def test_offsets_are_asked_again_while_leaders_change(
+    broker: Settings, topic_name: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    kafka.apply(broker, [visits(topic_name)])
+    answers, asked = kafka.answers, []
+
+    def changing(*request: Any) -> Any:
+        asked.append(request)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(code))
+        return answers(*request)
+
+    monkeypatch.setattr(kafka, "answers", changing)
+    admin, place = kafka.connected(broker), TopicPartition(topic_name, 0)
+    assert kafka.offsets_at(broker, admin, [place], OffsetSpec.latest()) == {(topic_name, 0): 0}
+    assert len(asked) == 2
 
 
 def test_instant_without_a_time_zone_is_refused(broker: Settings, topic_name: str) -> None:
