@@ -130,6 +130,9 @@ def reprocess() -> None:
         body="{{ ti.xcom_pull('compare') }}",
         options=["Publish", "Drop"],
         options_mapping={"Publish": "publish", "Drop": "drop"},
+        # An answer within a second of the question may find Airflow still noting that it was asked: then it asks again.
+        retries=2,
+        retry_delay=timedelta(seconds=5),
     )
 
     @task(trigger_rule="none_failed_min_one_success", retries=1)

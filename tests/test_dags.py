@@ -105,3 +105,8 @@ for trigger in (StreamTrigger("main", 1.5), DayTrigger("2026-11-19", 2.5)):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_person_whose_answer_airflow_lost_is_asked_again(parsed: dict[str, Any]) -> None:
+    """An answer that comes while Airflow notes that it has asked fails the task: "finished with state success, but queued"."""
+    assert parsed["dags"]["reprocess"]["tasks"]["approve"]["retries"] > 0
