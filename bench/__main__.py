@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, batch, every, live, long, night, plain, publication, replay, series
+from bench import append, batch, every, live, long, night, nightly, plain, publication, replay, series
 from bench.measure import Figure, machine
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
 NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
-OWN = ("every", "night", "replay")
+OWN = ("every", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 ALSO = {"micro_batch": "append", "settled_series": "series"}
 
@@ -91,6 +91,8 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
                 days=3 if quick else 30,
                 rounds=1 if quick else 3,
             )
+        case "nightly":
+            return nightly.measure(world, 50_000 if quick else 1_000_000, rounds=1 if quick else 3)
         case "replay":
             return replay.measure(world, 100_000 if quick else 1_800_000, rate, calm=30 if quick else 60)
     raise ValueError(name)
