@@ -19,7 +19,7 @@ COPY . .
 RUN uv sync --locked --no-dev \
     && python -m compileall -q --invalidation-mode unchecked-hash include dags plugins spark_apps
 RUN TIDEMARK_HOME=/tmp/jars TIDEMARK_JARS_DIR=/opt/tidemark/jars tidemark jars \
-    && rm -f /opt/tidemark/jars/lock
+    && rm -f /opt/tidemark/jars/lock /opt/tidemark/jars/spark.jsa*
 
 FROM python:3.11.14-slim-bookworm
 ENV JAVA_HOME=/opt/java/openjdk \

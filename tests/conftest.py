@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import subprocess
 import sys
 import uuid
 import warnings
@@ -65,8 +66,9 @@ def pace() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def jars() -> Path:
-    """The jars, fetched once into this checkout and read by every test."""
-    local.fetch_jars(Settings(_env_file=None, jars_dir=JARS))
+    """The jars and the archive of Spark's classes, fetched and made once in this checkout, and read by every test."""
+    command = [sys.executable, "-m", "tidemark", "jars"]
+    subprocess.run(command, env=os.environ | {"TIDEMARK_JARS_DIR": str(JARS)}, check=True)
     return JARS
 
 

@@ -1,0 +1,78 @@
+"""A Spark session's JVM: what it maps at its start, and what that was made of."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from tidemark import __main__ as cli
+from tidemark import local, session
+from tidemark.settings import Settings
+
+
+def test_a_jvm_starts_from_the_archive_of_classes(spark: SparkSession, jars: Path) -> None:
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    assert str(jars / session.ARCHIVE) in Path(f"/proc/{pid}/maps").read_text()
+
+
+class Rehearsal:
+    """Stands where Spark would start and be rehearsed: writes an archive, or fails."""
+
+    def __init__(self) -> None:
+        self.held, self.broken = 0, ""
+
+    def __call__(self, settings: Settings, app: str, extra: dict[str, str]) -> Any:
+        options = extra["spark.driver.extraJavaOptions"].split()
+        (made,) = [Path(o.partition("=")[2]) for o in options if o.startswith("-XX:ArchiveClassesAtExit=")]
+        self.held += 1
+        made.write_text(f"classes {self.held}")
+        jvm = SimpleNamespace(communicate=lambda: None)
+        return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=lambda: None)
+
+    def rehearse(self, _: Any) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
+
+
+@pytest.fixture
+def rehearsal(monkeypatch: pytest.MonkeyPatch) -> Rehearsal:
+    stands_in = Rehearsal()
+    monkeypatch.setattr(session, "session", stands_in)
+    monkeypatch.setattr(session, "rehearse", stands_in.rehearse)
+    return stands_in
+
+
+def runtime(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "java"
+    script.write_text(f"#!/bin/sh\necho {version} >&2\n")
+    script.chmod(0o755)
+    return script
+
+
+def test_the_archive_is_made_once_for_a_java_and_anew_for_another(
+    rehearsal: Rehearsal, settings: Settings, tmp_path: Path
+) -> None:
+    settings = settings.model_copy(update={"jars_dir": tmp_path})
+    made = [session.archive(settings, runtime(tmp_path, version)) for version in ("17.0.1", "17.0.1", "17.0.2", "17.0.2")]
+    assert made == [True, False, True, False]
+    assert (tmp_path / session.ARCHIVE).read_text() == "classes 2"
+    assert f"-XX:SharedArchiveFile={tmp_path / session.ARCHIVE}" in session.java(settings)["spark.driver.extraJavaOptions"]
+
+
+def test_an_archive_that_cannot_be_made_stops_nobody(
+    rehearsal: Rehearsal, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.archive(settings.model_copy(update={"jars_dir": tmp_path}), runtime(tmp_path, "17.0.1"))
+    monkeypatch.setenv("TIDEMARK_JARS_DIR", str(tmp_path))
+    monkeypatch.setenv("TIDEMARK_HOME", str(settings.home))
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(local, "java", lambda: runtime(tmp_path, "17.0.2"))
+    rehearsal.broken = "no space left\nat org.apache.spark"
+    said = CliRunner().invoke(cli.app, ["jars"])
+    assert said.exit_code == 0
+    assert "not made, so Spark starts more slowly: no space left (" in said.stderr
+    assert "SharedArchiveFile" not in session.java(Settings())["spark.driver.extraJavaOptions"]
