@@ -503,8 +503,9 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
                 handed = {p: handed_in(s, frames[s.name], bounds, bounds) for p, s in declared.reads.items()}
                 whole = answer(declared, declared.function, handed, bounds, settled=False)
                 refuse_unsayable(declared, whole.schema)
-            frames[declared.name] = whole
-            yield declared, described(declared, schema_of(whole))
+            schema = schema_of(whole)
+            frames[declared.name] = spark.createDataFrame([], schema)  # not `whole`: Spark would analyze its whole past again
+            yield declared, described(declared, schema)
         except Exception as error:
             missing = error.args and error.args[0] in catalog.names
             yield declared, DeclarationError(f"{declared.name} reads {error.args[0]}, which failed") if missing else error

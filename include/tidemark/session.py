@@ -43,6 +43,8 @@ SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Where in a file each column was written costs eight calls of the JVM for each, half of all that a plan takes to build.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Small results come to the driver as Arrow.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
