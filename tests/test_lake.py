@@ -959,3 +959,30 @@ def test_rows_of_the_day_itself_are_found_by_it(settings):
     lake.swap_live(settings, by_day, NOON, NOON + HOUR, lake.write_arrow(by_day, "live/20261118T00-all-a", daily), marks=False)
     assert lake.beside(by_day, daily, ["day", "page"]).to_pylist() == [{"day": DAY, "page": "/"}]
     assert lake.beside(by_day, daily.set_column(1, "day", pa.array([NEXT])), ["day", "page"]).num_rows == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ damaged files
+
+
+@pytest.mark.parametrize("left", [b"", b'{"add": {"path": "live'], ids=["empty", "cut"])
+def test_damaged_newest_entry_is_named_with_the_way_out(table: Table, left: bytes) -> None:
+    put(table, 0, 1)
+    put(table, 1, 2)
+    entry = table.path / "_delta_log" / "00000000000000000002.json"
+    entry.write_bytes(left)
+    with pytest.raises(LakeError, match=rf"table rollups/panes: its log entry {entry} is damaged.*move it away") as refused:
+        Table(table.root, table.name, "pane").delta()
+    assert "\n" not in str(refused.value)
+    entry.unlink()
+    again = Table(table.root, table.name, "pane")
+    assert again.appended("main") == 0  # so the stream rolls batch 1 from the log again
+    assert put(again, 1, 2) and numbers(again) == [1, 2]
+
+
+def test_damaged_log_is_not_said_to_come_again(settings) -> None:
+    log = Table(settings.lake_path, "log/page_views", "pane")
+    log.create(SCHEMA)
+    put(log, 0, 1)
+    (log.path / "_delta_log" / "00000000000000000001.json").write_bytes(b"")
+    with pytest.raises(LakeError, match=r"damaged.*from a copy of the lake; docs/operating\.md"):
+        Table(log.root, log.name).delta()

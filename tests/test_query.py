@@ -332,6 +332,14 @@ def test_only_tables_that_the_sql_names_are_listed(settings, ask):
     assert broken
 
 
+def test_empty_newest_log_entry_is_refused_rather_than_read_as_nothing(settings, ask):
+    one = table(settings, "log/page_views")
+    add(one, "live/main-1-a1", NOV_19, [view_of("/a")])
+    (settings.lake_path / "log/page_views/_delta_log/00000000000000000001.json").write_bytes(b"")
+    with pytest.raises(QueryError, match=r"page_views cannot be read at \S+: log entry 00000000000000000001.json is empty"):
+        ask("SELECT page FROM page_views")
+
+
 def test_column_mapping_is_refused_rather_than_read_wrongly(settings, ask):
     change_protocol(
         table(settings, "log/page_views"),

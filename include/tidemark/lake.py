@@ -134,17 +134,38 @@ class Table:
         return self._delta is not None or (log_folder.is_dir() and any(log_folder.iterdir()))
 
     def delta(self) -> DeltaTable:
-        """The table at its newest version. Raises `LakeError` when there is none."""
-        from deltalake import DeltaTable
-
+        """The table at its newest version. Raises `LakeError` when there is none, and where its log is damaged."""
         with self._lock:
             if self._delta is None:
                 if not self.exists:
                     raise LakeError(f"there is no table {self.name} in {self.root}; the stream makes it with its first batch")
-                self._delta = DeltaTable(self.path)
+                self._delta = self.opened()
             elif not self._still:
                 self._delta.update_incremental()
             return self._delta
+
+    def opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        try:
+            found = DeltaTable(self.path)
+        except DeltaError as error:
+            raise LakeError(self.damage(damaged(self.path), error)) from None
+        # Delta takes an entry without a line for a commit of nothing; a power cut leaves one in place of what was committed.
+        entry = self.path / "_delta_log" / f"{found.version():020}.json"
+        if entry.is_file() and not entry.stat().st_size:
+            raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
+        return found
+
+    def damage(self, entry: Path | None, why: object) -> str:
+        """What is broken, and the way out: what is folded from a log comes again from there."""
+        what = f"table {self.name}: {f'its log entry {entry}' if entry else f'the Delta log of {self.path}'} is damaged"
+        again = "; without one move it away, start the stream, and settle again what was published since"
+        way_out = (
+            again if entry and self.name.startswith(("rollups/", "views/")) else "; docs/operating.md, Damaged files, has more"
+        )
+        return f"{what} ({str(why).splitlines()[0]}). Put it back from a copy of the lake{way_out}"
 
     @contextmanager
     def still(self) -> Iterator[DeltaTable]:
@@ -230,6 +251,17 @@ class Table:
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""
         return self.delta().transaction_version(stream) if self.exists else None
+
+
+def damaged(path: Path) -> Path | None:
+    """The newest entry of a table's Delta log that is not lines of JSON, if there is one."""
+    for entry in sorted((path / "_delta_log").glob("*.json"), reverse=True):
+        try:
+            if not [json.loads(line) for line in entry.read_bytes().splitlines()]:
+                return entry
+        except ValueError:
+            return entry
+    return None
 
 
 def kind(field: Any) -> str:
