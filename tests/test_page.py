@@ -187,7 +187,7 @@ def test_a_table_that_cannot_be_read_is_a_sentence(opened, tmp_path):
     (log / f"{0:020}.json").write_text("{")
     found = opened(settings).get("/hour")
     assert found.status_code == 503
-    assert found.json()["detail"].startswith("a table cannot be read: ")
+    assert found.json()["detail"].startswith("table views/site_last_hour: its log entry ")
 
 
 def test_a_query_that_takes_too_long_is_a_sentence(page, opened, filled, monkeypatch):
