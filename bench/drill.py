@@ -34,6 +34,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from rich.console import Console
 from rich.table import Table
 
+from bench.brokers import NODES, ThreeBrokers, name_of
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, query, settle
 from tidemark.pipelines import CATALOG
@@ -172,6 +173,20 @@ class Drill:
         self.starts_stream()
         return at
 
+    def log_entry_damaged(self) -> float:
+        """The newest entry of a rollup's or a view's Delta log is cut or empty; it is moved away, as the refusal says."""
+        at = self.kills(STREAM, start=False)
+        table = lake.table(self.settings, self.random.choice((page_panes, hourly_traffic)))
+        entry = max((table.path / "_delta_log").glob("*.json"))
+        os.truncate(entry, self.random.choice((0, entry.stat().st_size // 2)))
+        refuses = local.start(self.settings, STREAM, self.speed(), self.world.environment())
+        until(lambda: not refuses.alive(), 180)
+        self.refused(refuses)
+        assert str(entry) in self.said, self.said
+        entry.rename(self.world.home / f"damaged-{entry.name}")
+        self.starts_stream()
+        return at
+
     def settling_killed(self) -> float:
         """A settling, at a random moment; the day is settled again, and published while a reader looks on."""
         settling = self.starts("settle", *self.settle_argv)
@@ -190,6 +205,62 @@ class Drill:
         self.kill(replay)
         self.publishes(self.world.tidemark("replay", *argv))
         return at
+
+    # ---- faults of three brokers, each with every record, of which two must have what is acknowledged
+
+    def leader_killed(self) -> float:
+        """A broker that leads partitions; nobody waits until it is back."""
+        at, node = self.kills_nodes(1)
+        until(lambda: self.committed_since(at + 5), 120)
+        self.three.start_node(*node)
+        return at
+
+    def two_brokers_killed(self) -> float:
+        """Nothing is acknowledged while one of three is left, and all that was is there afterwards."""
+        at, nodes = self.kills_nodes(2)
+        time.sleep(2)  # what was acknowledged before comes to its ledger
+        held = self.ledger.stat().st_size
+        time.sleep(15)
+        assert self.ledger.stat().st_size == held, "records were acknowledged with one broker of three"
+        for node in nodes:
+            self.three.start_node(node)
+        return at
+
+    def brokers_slow(self) -> float:
+        """Whatever is said to or by a broker takes a fifth of a second more, for half a minute."""
+        with self.three.slow(0.2) as at:
+            time.sleep(30)
+        return at
+
+    def brokers_half_open(self) -> float:
+        """Connections to every broker stay open and nothing comes through, for longer than a request may take."""
+        with self.three.silent() as at:
+            time.sleep(45)
+        self.starts_stream()
+        return at
+
+    def connections_cut(self) -> float:
+        """Every connection to every broker breaks, again and again for a quarter of a minute."""
+        at = time.time()
+        for _ in range(15):
+            for proxy in self.three.proxies.values():
+                proxy.cut()
+            time.sleep(1)
+        return at
+
+    @property
+    def three(self) -> ThreeBrokers:
+        assert isinstance(self.world, ThreeBrokers)
+        return self.world
+
+    def kills_nodes(self, count: int) -> tuple[float, list[int]]:
+        time.sleep(self.random.uniform(0, 5))
+        nodes, at = self.random.sample(NODES, count), time.time()
+        for node in nodes:
+            process = local.running(self.settings, name_of(node))
+            assert process is not None
+            self.kill(process)
+        return at, nodes
 
     # ---- what they are made of
 
@@ -407,13 +478,15 @@ FAULTS = (
     "checkpoint_deleted",
     "checkpoint_cut",
     "checkpoint_flipped",
+    "log_entry_damaged",
     "settling_killed",
     "replay_killed",
 )
+OF_THREE = ("leader_killed", "two_brokers_killed", "brokers_slow", "brokers_half_open", "connections_cut")
 
 
 def drill(
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join(FAULTS)}.")] = "",
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join((*FAULTS, *OF_THREE))}.")] = "",
     long: Annotated[bool, typer.Option("--long", help="Each fault, in random order; otherwise four of them.")] = False,
     rounds: Annotated[int, typer.Option(help="How often each.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of order, moments and events; drawn and told unless said.")] = None,
@@ -421,25 +494,28 @@ def drill(
 ) -> None:
     """Break one part after the other beside steady traffic; nothing is lost, doubled or answered otherwise afterwards."""
     seed = int(time.time()) if seed is None else seed
-    names = [name for name in only.split(",") if name] or (FAULTS if long else SHORT)
-    if wrong := set(names) - set(FAULTS):
-        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(FAULTS)}", param_hint="--only")
+    names = [name for name in only.split(",") if name] or ((*FAULTS, *OF_THREE) if long else SHORT)
+    if wrong := set(names) - {*FAULTS, *OF_THREE}:
+        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*FAULTS, *OF_THREE))}", param_hint="--only")
     console, random = Console(width=170), Random(seed)
-    drawn = [name for name in names for _ in range(rounds)]
-    random.shuffle(drawn)
-    console.print(f"seed {seed}, {RATE:g} events/s, {len(drawn)} drills", highlight=False)
+    console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
     outcomes: list[Outcome] = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    with World(seed) as world:
-        one = Drill(world, random, world.yesterday(5_000))
-        one.starts_stream()
-        until(lambda: world.unread() == 0, 300)
-        one.settles()
-        for number, name in enumerate(drawn, 1):
-            done = one.once(name, getattr(one, name), last=number == len(drawn))
-            outcomes.append(done)
-            console.print(f"{number}/{len(drawn)} {name}: well after {done.well} s, {'held' if done.held else 'NOT HELD'}")
-            out.write_text(json.dumps({"seed": seed, "drills": [asdict(o) for o in outcomes]}, indent=1) + "\n")
+    for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE)):
+        drawn = [name for name in names for _ in range(rounds) if name in faults]
+        random.shuffle(drawn)
+        if not drawn:
+            continue
+        with kind(seed) as world:
+            one = Drill(world, random, world.yesterday(5_000))
+            one.starts_stream()
+            until(lambda: world.unread() == 0, 300)
+            one.settles()
+            for number, name in enumerate(drawn, 1):
+                done = one.once(name, getattr(one, name), last=number == len(drawn))
+                outcomes.append(done)
+                console.print(f"{number}/{len(drawn)} {name}: well after {done.well} s, {'held' if done.held else 'NOT HELD'}")
+                out.write_text(json.dumps({"seed": seed, "drills": [asdict(o) for o in outcomes]}, indent=1) + "\n")
     console.print(shown(outcomes))
     raise typer.Exit(0 if all(o.held for o in outcomes) else 1)
 

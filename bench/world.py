@@ -42,9 +42,13 @@ class World:
 
     def __enter__(self) -> Self:
         local.fetch_jars(self.settings)
+        self.start_brokers()
+        return self
+
+    def start_brokers(self) -> None:
+        """Have Kafka answer at the settings' address, with every topic."""
         local.start_broker(self.settings)
         kafka.apply(self.settings, [*CATALOG.topics.values(), *notify.TOPICS])
-        return self
 
     def __exit__(self, *_: object) -> None:
         local.stop_all(self.settings, patience=30)
