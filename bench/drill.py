@@ -174,7 +174,10 @@ class Drill:
         return at
 
     def log_entry_damaged(self) -> float:
-        """The newest entry of a rollup's or a view's Delta log is cut or empty; it is moved away, as the refusal says."""
+        """The newest entry of a rollup's or a view's Delta log is cut or empty.
+
+        It is moved away and the day settled again, as the refusal says.
+        """
         at = self.kills(STREAM, start=False)
         table = lake.table(self.settings, self.random.choice((page_panes, hourly_traffic)))
         entry = max((table.path / "_delta_log").glob("*.json"))
@@ -185,6 +188,7 @@ class Drill:
         assert str(entry) in self.said, self.said
         entry.rename(self.world.home / f"damaged-{entry.name}")
         self.starts_stream()
+        self.settles()  # the entry may have been a publication
         return at
 
     def settling_killed(self) -> float:
