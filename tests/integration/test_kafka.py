@@ -255,9 +255,10 @@ def test_events_are_taken_in_bursts_at_the_rate(broker: Settings, topic_name: st
     taken: list[float] = []
     events = (taken.append(time.monotonic()) or b"1" for _ in range(41))
     assert kafka.produce(broker, visits(topic_name), events, rate=40, burst=0.5).complete
-    pauses = [later - one for one, later in pairwise(taken)]
-    assert taken[-1] - taken[0] > 0.9
-    assert 2 <= sum(pause > 0.2 for pause in pauses) <= 5, "the first comes at once, then two bursts, or some more on slow cores"
+    pauses = sorted(later - one for one, later in pairwise(taken))
+    assert 0.9 < taken[-1] - taken[0] < 3
+    assert 0.3 < pauses[-2] <= pauses[-1] < 1, "the first comes at once, then two bursts"
+    assert sum(pauses[:-3]) < 0.3, "or three on slow cores"
 
 
 def test_broker_that_is_away_is_waited_for(
