@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import socket
 import socketserver
-import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from bench.world import World, free_ports
 from tidemark import kafka, local, notify
@@ -76,11 +74,10 @@ class ThreeBrokers(World):
         self.proxies = {node: Proxy(self.listeners[node][0]) for node in NODES}
         brokers = ",".join(f"127.0.0.1:{self.proxies[node].port}" for node in NODES)
         self.settings = Settings(**(self.settings.model_dump() | {"brokers": brokers, "replication": len(NODES)}))
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+        cluster = local.cluster_id()
         for node in NODES:
             self.write(node)
-            tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", self.properties(node)]
-            subprocess.run([*self.command(node), *tool], check=True, capture_output=True)
+            local.format_storage(self.command(node), self.properties(node), self.home / "format.log", cluster)
         for node in NODES:
             self.start_node(node)
         kafka.wait(self.settings, 60)
@@ -102,22 +99,19 @@ class ThreeBrokers(World):
             "offsets.topic.replication.factor": len(NODES),
             "transaction.state.log.replication.factor": len(NODES),
         }
-        own = local.server_properties(
-            self.settings, "127.0.0.1", clients, folder / "data"
-        )  # what is said twice counts as said last
+        # What is said twice counts as it is said last.
+        own = local.server_properties(self.settings, "127.0.0.1", clients, folder / "data")
         (folder / "server.properties").write_text(own + "".join(f"{name}={value}\n" for name, value in said.items()))
         (folder / "log4j2.properties").write_text(local.log4j_properties(folder / "kafka.log"))
 
-    def properties(self, node: int) -> str:
-        return str(self.home / f"kafka-{node}" / "server.properties")
+    def properties(self, node: int) -> Path:
+        return self.home / f"kafka-{node}" / "server.properties"
 
     def command(self, node: int) -> list[str]:
-        classes = ":".join(str(jar) for jar in local.broker_jars(self.settings))
-        log4j = f"-Dlog4j2.configurationFile={self.home / f'kafka-{node}' / 'log4j2.properties'}"
-        return [str(local.java()), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", log4j, "-cp", classes]
+        return local.broker_command(self.settings, self.home / f"kafka-{node}")
 
     def start_node(self, node: int) -> None:
-        local.start(self.settings, name_of(node), [*self.command(node), "kafka.Kafka", self.properties(node)])
+        local.start(self.settings, name_of(node), [*self.command(node), "kafka.Kafka", str(self.properties(node))])
 
     @contextmanager
     def silent(self) -> Iterator[float]:

@@ -336,18 +336,9 @@ def start_broker(settings: Settings) -> Process:
     properties = folder / "server.properties"
     properties.write_text(server_properties(settings, host, port, folder / "data"))
     (folder / "log4j2.properties").write_text(log4j_properties(logs / "kafka.log"))
-    command = [
-        str(java()),
-        "-Xmx512m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+ExitOnOutOfMemoryError",
-        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
-        "-cp",
-        ":".join(str(jar) for jar in broker_jars(settings)),
-    ]
+    command = broker_command(settings, folder)
     if not (folder / "data" / "meta.properties").is_file():
-        format_storage(command, properties, logs / "broker.log")
+        format_storage(command, properties, logs / "broker.log", cluster_id())
     return answering(settings, start(settings, BROKER, [*command, "kafka.Kafka", str(properties)]))
 
 
@@ -400,8 +391,25 @@ def broker_jars(settings: Settings) -> list[Path]:
     return binding + [jar for jar in jars_of(settings, "broker") if not jar.name.startswith(("slf4j-", "log4j-"))]
 
 
-def format_storage(command: list[str], properties: Path, output: Path) -> None:
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+def broker_command(settings: Settings, folder: Path) -> list[str]:
+    """A JVM with the broker's classes, which logs as the `log4j2.properties` of the folder says; a main class is to follow."""
+    return [
+        str(java()),
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
+        "-cp",
+        ":".join(str(jar) for jar in broker_jars(settings)),
+    ]
+
+
+def cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+
+
+def format_storage(command: list[str], properties: Path, output: Path, cluster: str) -> None:
     tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(properties), "--ignore-formatted"]
     ended = subprocess.run([*command, *tool], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     with output.open("a") as file:
