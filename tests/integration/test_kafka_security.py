@@ -159,10 +159,8 @@ def theirs(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
     properties.write_text(  # of two lines for one name Java takes the later
         local.server_properties(own, host, port, own.home / "data") + "".join(f"{n}={v}\n" for n, v in options.items())
     )
-    command = [str(local.java()), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    command += [f"-Dlog4j2.configurationFile={own.home / 'log4j2.properties'}"]
-    command += ["-cp", ":".join(map(str, local.broker_jars(own)))]
-    local.format_storage(command, properties, logs / "broker.log")
+    command = local.broker_command(own, own.home)
+    local.format_storage(command, properties, logs / "broker.log", local.cluster_id())
     local.answering(own, local.start(own, local.BROKER, [*command, "kafka.Kafka", str(properties)]))
     theirs = Kafka(ports, folder, jars)
     theirs.admit(USER)
