@@ -125,10 +125,10 @@ def readable(world: World, start: float, end: float, probes: Viewing) -> list[Fi
     """Marks that are missing, and seconds from event time to the commit after which a reader's answer has the event.
 
     In the rollup of events of `[start, end)` that reached Kafka within a second: the sample sends 5 % late on purpose. In the
-    last hour of the probes.
+    last hour of the probes of that time.
     """
     db = rollup_rows(world, start, end)
-    found = [*latencies(db, "rollup page_panes", "seq", "< 5"), *probes.read(db)]
+    found = [*latencies(db, "rollup page_panes", "seq", "< 5"), *probes.read(db, start, end)]
     found += [missing_marks(world, view, start, end) for view in VIEWS]
     db.execute(
         f"""CREATE TABLE mark AS SELECT source, epoch(mark) AS mark, min(committed) AS committed
@@ -150,17 +150,18 @@ class Viewing(Probes):
     def event(self, name: str, at: datetime) -> dict[str, Any]:
         return {"event_id": name, "visitor_id": "probe", "page": self.PAGE, "viewed_at": at.isoformat()}
 
-    def read(self, db: duckdb.DuckDBPyConnection) -> Iterator[Figure]:
+    def read(self, db: duckdb.DuckDBPyConnection, start: float, end: float) -> Iterator[Figure]:
         """They come in order: the n-th is readable with the first row of a later mark that counts n of them."""
         db.execute("CREATE TABLE probe (n BIGINT, happened DOUBLE)")
         db.executemany("INSERT INTO probe VALUES (?, ?)", [[n, at] for n, at in enumerate(self.happened.values(), 1)])
         sql = f"""
             WITH seen AS (SELECT committed, epoch(mark) AS mark, pv FROM {ROWS} WHERE page = '{self.PAGE}'),
                  first AS (SELECT n, happened, min(committed) - happened AS late FROM probe
-                           LEFT JOIN seen ON pv >= n AND mark > happened GROUP BY n, happened)
-            SELECT quantile_cont(late, 0.5), quantile_cont(late, 0.99), count(*) - count(late) FROM first"""
-        ((median, p99, never),) = db.execute(sql, [paths(db, last_hour.name)]).fetchall()
-        says = f"{len(self.happened)} events, a little more than one a second"
+                           LEFT JOIN seen ON pv >= n AND mark > happened
+                           WHERE happened >= {start} AND happened < {end} GROUP BY n, happened)
+            SELECT quantile_cont(late, 0.5), quantile_cont(late, 0.99), count(*) - count(late), count(*) FROM first"""
+        ((median, p99, never, count),) = db.execute(sql, [paths(db, last_hour.name)]).fetchall()
+        says = f"{count} events, a little more than one a second"
         yield Figure("live: event to readable in view last_hour, median", median, "s", says)
         yield Figure("live: event to readable in view last_hour, p99", p99, "s", says, "< 12")
         yield Figure("live: events never readable in view last_hour", never, "events", says, "<= 0")

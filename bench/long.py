@@ -70,7 +70,7 @@ class Ageing:
 
     def fill(self, count: int) -> None:
         """Have so many files by one commit: of a log, only the names count."""
-        from deltalake import AddAction
+        from deltalake.transaction import AddAction
 
         first = self.adds[0]
         many = [

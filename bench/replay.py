@@ -17,17 +17,18 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     world.wait_read()
     producer = world.traffic(rate, calm + 60 + events / 1000)
     time.sleep(30)
-    quiet = time.time()
-    time.sleep(calm)
-    began = time.time()
-    world.tidemark("replay", "--run", "bench", "--reason", "bench")
-    ended = time.time()
+    with live.Viewing(world) as probes:
+        quiet = time.time()
+        time.sleep(calm)
+        began = time.time()
+        world.tidemark("replay", "--run", "bench", "--reason", "bench")
+        ended = time.time()
     world.stop(producer.name)
     until(lambda: not producer.alive(), 60)
     world.wait_read()
     until(lambda: all(live.newest_mark(world, view) > ended for view in live.VIEWS), 120)
-    alone = {f.figure: f for f in live.readable(world, quiet, began)}
-    beside = {f.figure: f for f in live.readable(world, began, ended)}
+    alone = {f.figure: f for f in live.readable(world, quiet, began, probes)}
+    beside = {f.figure: f for f in live.readable(world, began, ended, probes)}
     run = lake.run_of(world.settings, "bench")
     different = sum(sum(t.get("compare", {}).get(k, 0) for k in ("changed", "extra")) for t in run.tables.values())
     seconds, size = ended - began, f"{events:,} events of one day, live traffic at {rate:,.0f}/s"

@@ -4,6 +4,7 @@ one that was settled over a failed check, one whose gate failed, and today, live
 import json
 import math
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -64,7 +65,7 @@ def live(settings: Settings, now: datetime) -> None:
     """The last hour's marks and the one an hour before, of site and pages; a stream that has just done its batch 41."""
     newest = mark_of(now)
     marks = [newest - timedelta(seconds=5 * n) for n in range(721)]
-    site = [
+    site: list[dict[str, Any]] = [
         {"mark": m, "pv": 361_204 if m == newest else wave(n, 350_000), "uv": 18_377 if m == newest else wave(n, 18_000)}
         for n, m in enumerate(marks)
     ]

@@ -97,7 +97,8 @@ def command_lines(service: dict[str, Any]) -> list[list[str]]:
 def test_commands_of_tidemark_are_taken(services: dict[str, dict[str, Any]]) -> None:
     lines = [line for service in services.values() for line in command_lines(service) if line[0] == "tidemark"]
     for line in lines:
-        command, words = typer.main.get_command(cli.app), line
+        command: Any = typer.main.get_command(cli.app)
+        words = line
         while hasattr(command, "commands"):
             context = command.make_context(words[0], words[1:])
             _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])

@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
@@ -150,7 +151,7 @@ BAD = {
     "true for a time": (event(at=True), f"at: wanted {ISO}, found BOOLEAN"),
 }
 
-GOOD = {
+GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     "text": (event(page="/a b\u00e9\U0001f600\x00"), {"page": "/a b\u00e9\U0001f600\x00"}),
     "empty text": (event(page=""), {"page": ""}),
     "blanks around": (b" \n" + event() + b"\r\n\t", {"id": "e"}),

@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -127,7 +128,7 @@ def folder(spark, tmp_path_factory) -> Iterator[Path]:
     schema = next(schema for declared, schema in fold.schemas(spark, CATALOG) if declared is view)
     table = lake.table(config, view)
     table.create(schema)
-    live = [{"page": "/a", "pv": 999, "uv": 99, "settled": False, "day": day} for day in (DAY, NEXT)]
+    live: list[dict[str, Any]] = [{"page": "/a", "pv": 999, "uv": 99, "settled": False, "day": day} for day in (DAY, NEXT)]
     for row in live:
         since = datetime(row["day"].year, row["day"].month, row["day"].day, tzinfo=UTC)
         files = lake.write_arrow(table, f"live/{lake.hour_of(since)}-all-aa", pa.Table.from_pylist([row], TRAFFIC_ROWS))
@@ -167,7 +168,7 @@ def test_a_stream_of_one_s_own_sees_each_record_once_while_files_are_merged(spar
     table = lake.Table(tmp_path / ".tidemark/lake", topic.table, "viewed_at")
     table.create(fold.schema_of(fold.nothing(spark, fold.log_schema(topic))))
     monkeypatch.chdir(tmp_path)
-    said: dict[str, object] = {"spark": spark}
+    said: dict[str, Any] = {"spark": spark}
     source = block("records = ").replace('load(".', f'load("{tmp_path}/.')
     exec(source, said)
 
@@ -211,7 +212,8 @@ def parsed(words: list[str]) -> list[str]:
 
     A command that is only named, as in prose, need not be complete.
     """
-    command, named = typer.main.get_command(cli.app), []
+    command: Any = typer.main.get_command(cli.app)
+    named: list[str] = []
     while True:
         context = command.make_context(words[0], words[1:], resilient_parsing=not words[1:])
         if not hasattr(command, "commands"):
@@ -240,7 +242,7 @@ def test_command_that_is_wrong_would_be_refused(line):
 
 
 def test_every_command_is_on_the_page():
-    top = typer.main.get_command(cli.app)
+    top: Any = typer.main.get_command(cli.app)
     every = {(n,) for n, c in top.commands.items() if not hasattr(c, "commands")}
     every |= {(n, below) for n, c in top.commands.items() if hasattr(c, "commands") for below in c.commands}
     said = {tuple(parsed([w for w in shlex.split(line) if w != "--help"])) for line in COMMANDS}

@@ -238,11 +238,11 @@ def test_failing_gate_holds_back_its_own_table_and_the_run_is_red(house: House) 
     assert house.settled("site_hourly_traffic", PARTIAL) == 0 and after["page_panes"] > before["page_panes"]
 
     # A person takes the check upon themselves, with a reason that stays.
-    held = next(r for r in lake.runs(house.settings) if r.days == [str(PARTIAL)])
-    over = house.trigger("publish_over", run=held.id, checks=["every hour of the day is present"], reason="a partial first day")
+    known = next(r for r in lake.runs(house.settings) if r.days == [str(PARTIAL)])
+    over = house.trigger("publish_over", run=known.id, checks=["every hour of the day is present"], reason="a partial first day")
     assert house.ended("publish_over", over) == "success"
     assert house.settled("site_hourly_traffic", PARTIAL) == 1
-    assert lake.run_of(house.settings, held.id).tables["site_hourly_traffic"]["forced"]["reason"] == "a partial first day"
+    assert lake.run_of(house.settings, known.id).tables["site_hourly_traffic"]["forced"]["reason"] == "a partial first day"
 
 
 def test_backfill_settles_three_days_in_order(house: House) -> None:
