@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.brokers import NODES, ThreeBrokers, name_of
+from bench.disks import SmallDisks
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, query, settle
 from tidemark.pipelines import CATALOG
@@ -266,6 +267,35 @@ class Drill:
             self.kill(process)
         return at, nodes
 
+    # ---- faults of small disks: nothing more can be written for a third of a minute
+
+    def tables_full(self) -> float:
+        return self.out_of_space("lake")
+
+    def checkpoint_full(self) -> float:
+        return self.out_of_space("checkpoints")
+
+    def broker_full(self) -> float:
+        """Kafka ends itself when it cannot write its log."""
+        return self.out_of_space("kafka")
+
+    def state_full(self) -> float:
+        """Where the stream says how it is, and all processes log."""
+        return self.out_of_space(".")
+
+    def out_of_space(self, disk: str) -> float:
+        assert isinstance(self.world, SmallDisks)
+        stream = local.running(self.settings, STREAM)
+        assert stream is not None
+        with self.world.full(disk) as at:
+            time.sleep(20)
+            if not stream.alive():
+                self.refused(stream)
+                assert "No space left on device" in self.said, self.said
+        local.start_broker(self.settings)
+        self.starts_stream()
+        return at
+
     # ---- what they are made of
 
     @property
@@ -487,10 +517,12 @@ FAULTS = (
     "replay_killed",
 )
 OF_THREE = ("leader_killed", "two_brokers_killed", "brokers_slow", "brokers_half_open", "connections_cut")
+OF_DISKS = ("tables_full", "checkpoint_full", "broker_full", "state_full")
+EVERY = (*FAULTS, *OF_THREE, *OF_DISKS)
 
 
 def drill(
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join((*FAULTS, *OF_THREE))}.")] = "",
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(EVERY)}.")] = "",
     long: Annotated[bool, typer.Option("--long", help="Each fault, in random order; otherwise four of them.")] = False,
     rounds: Annotated[int, typer.Option(help="How often each.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of order, moments and events; drawn and told unless said.")] = None,
@@ -498,16 +530,19 @@ def drill(
 ) -> None:
     """Break one part after the other beside steady traffic; nothing is lost, doubled or answered otherwise afterwards."""
     seed = int(time.time()) if seed is None else seed
-    names = [name for name in only.split(",") if name] or ((*FAULTS, *OF_THREE) if long else SHORT)
-    if wrong := set(names) - {*FAULTS, *OF_THREE}:
-        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*FAULTS, *OF_THREE))}", param_hint="--only")
+    names = [name for name in only.split(",") if name] or (EVERY if long else SHORT)
+    if wrong := set(names) - {*EVERY}:
+        raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(EVERY)}", param_hint="--only")
     console, random = Console(width=170), Random(seed)
     console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
     outcomes: list[Outcome] = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE)):
+    for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE), (SmallDisks, OF_DISKS)):
         drawn = [name for name in names for _ in range(rounds) if name in faults]
         random.shuffle(drawn)
+        if drawn and kind is SmallDisks and os.geteuid():
+            console.print(f"left out, since only root may mount small disks: {', '.join(drawn)}")
+            continue
         if not drawn:
             continue
         with kind(seed) as world:

@@ -51,8 +51,11 @@ class World:
         kafka.apply(self.settings, [*CATALOG.topics.values(), *notify.TOPICS])
 
     def __exit__(self, *_: object) -> None:
-        local.stop_all(self.settings, patience=30)
+        self.stop_all()
         shutil.rmtree(self.home, ignore_errors=True)
+
+    def stop_all(self) -> None:
+        local.stop_all(self.settings, patience=30)
 
     def environment(self, settings: Settings | None = None) -> dict[str, str]:
         """What a process must be told to find the same home."""

@@ -176,6 +176,31 @@ def test_interrupted_command_ends_with_130(environment):
         running.communicate()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always on a full disk: Linux has one")
+def test_full_disk_is_one_sentence_that_says_what_is_free_where(run, config):
+    heartbeat = config.state / "main" / f"heartbeat.{os.getpid()}.part"  # what a stream writes first
+    heartbeat.parent.mkdir(parents=True)
+    heartbeat.symlink_to("/dev/full")
+    done = run("speed")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"tidemark: No space left on device; free now: {config.state} ")
+    assert "Free some space, then start it again" in done.stderr
+    assert not heartbeat.is_symlink() and Path("/dev/full").exists()
+
+
+def test_full_disk_is_known_behind_what_spark_makes_of_it(config):
+    def error(cause: str) -> Exception:
+        try:
+            raise RuntimeError("batch 7 failed") from OSError(
+                f"java.io.IOException: {cause}\n\tat java.base/java.io.FileOutputStream"
+            )
+        except RuntimeError as failed:
+            return failed
+
+    assert (lake.disk_full(config, error("No space left on device")) or "").startswith("No space left on device; free now: ")
+    assert lake.disk_full(config, error("Permission denied")) is None
+
+
 def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
     monkeypatch.setattr(cli, "settings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -75,6 +75,9 @@ def ending(error: Exception) -> tuple[int, str] | None:
     """The exit code and the sentence of an error that was foreseen; None for any other, which deserves its trace."""
     from pydantic import ValidationError
 
+    from tidemark import lake
+    from tidemark.settings import Settings
+
     if isinstance(error, Wrong | Failed):
         return WRONG if isinstance(error, Wrong) else FAILED, one_line(str(error))
     if hasattr(error, "format_message"):  # of the command-line library: an unknown option, a missing argument
@@ -86,6 +89,8 @@ def ending(error: Exception) -> tuple[int, str] | None:
             return WRONG, one_line(sentence)
         return WRONG, one_line(f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}={first['input']}: {sentence}")
     kind = type(error)
+    if full := lake.disk_full(Settings(), error):
+        return FAILED, full
     if kind.__module__.startswith("tidemark") or kind.__name__ == "KafkaException":
         return CODES.get(kind.__name__, FAILED), one_line(str(error))
     if isinstance(error, FileNotFoundError) and error.errno is None:  # raised by us with a sentence, not by the system

@@ -772,10 +772,25 @@ def save(settings: Settings, run: Run) -> None:
     whole_or_nothing(path, json.dumps(asdict(run), indent=1, default=str))
 
 
+def disk_full(settings: Settings, error: BaseException) -> str | None:
+    """The sentence of an error that a full disk caused, whoever met it: Python, Spark, Delta. None for any other."""
+    if "No space left on device" not in f"{error} {error.__cause__} {error.__context__}":
+        return None
+    folders = [folder for folder in (settings.lake_path, settings.checkpoints, settings.state) if folder.exists()]
+    free = ", ".join(f"{folder} {shutil.disk_usage(folder).free / 2**20:.1f} MiB" for folder in folders)
+    return (
+        f"No space left on device; free now: {free}. Free some space, then start it again: it goes on where it was, and nothing "
+        "half-written is visible"
+    )
+
+
 def whole_or_nothing(path: Path, text: str) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(text)
-    part.replace(path)
+    try:
+        part.write_text(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def run_of(settings: Settings, name: str) -> Run:

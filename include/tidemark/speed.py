@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -103,7 +103,9 @@ def run(
             with readers(settings, mine), running.metrics.served():
                 running.run(recover, accept_loss)
         except BaseException as error:
-            lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=" ".join(str(error).split())[:2000])))
+            because = lake.disk_full(settings, error) or " ".join(str(error).split())
+            with suppress(OSError):  # where this disk is the full one, the error is told all the same
+                lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=because[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
 
