@@ -36,6 +36,7 @@ from rich.table import Table
 
 from bench.brokers import NODES, ThreeBrokers, name_of
 from bench.disks import SmallDisks
+from bench.measure import stamp
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, query, settle
 from tidemark.pipelines import CATALOG
@@ -175,12 +176,13 @@ class Drill:
         return at
 
     def log_entry_damaged(self) -> float:
-        """The newest entry of a rollup's or a view's Delta log is cut or empty.
+        """The newest entry of the Delta log of one table, be it of any kind, is cut or empty.
 
         It is moved away and the day settled again, as the refusal says.
         """
         at = self.kills(STREAM, start=False)
-        table = lake.table(self.settings, self.random.choice((page_panes, hourly_traffic)))
+        tables = [lake.ledger(self.settings), *(lake.table(self.settings, d) for d in (PAGE_VIEWS, page_panes, hourly_traffic))]
+        table = self.random.choice(tables)
         entry = max((table.path / "_delta_log").glob("*.json"))
         os.truncate(entry, self.random.choice((0, entry.stat().st_size // 2)))
         refuses = local.start(self.settings, STREAM, self.speed(), self.world.environment())
@@ -536,6 +538,7 @@ def drill(
     console, random = Console(width=170), Random(seed)
     console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
     outcomes: list[Outcome] = []
+    run = stamp("make drill LONG=1", seed) | {"drills": []}
     out.parent.mkdir(parents=True, exist_ok=True)
     for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE), (SmallDisks, OF_DISKS)):
         drawn = [name for name in names for _ in range(rounds) if name in faults]
@@ -553,8 +556,9 @@ def drill(
             for number, name in enumerate(drawn, 1):
                 done = one.once(name, getattr(one, name), last=number == len(drawn))
                 outcomes.append(done)
+                run["drills"].append(asdict(done))
                 console.print(f"{number}/{len(drawn)} {name}: well after {done.well} s, {'held' if done.held else 'NOT HELD'}")
-                out.write_text(json.dumps({"seed": seed, "drills": [asdict(o) for o in outcomes]}, indent=1) + "\n")
+                out.write_text(json.dumps(run, indent=1) + "\n")
     console.print(shown(outcomes))
     raise typer.Exit(0 if all(o.held for o in outcomes) else 1)
 

@@ -333,6 +333,7 @@ class Stream:
                     f"the checkpoint in {self.checkpoint.path} ends at batch {planned} of stream {self.name}, the lake at "
                     f"{last}: an old copy, or files are lost; {repair}"
                 )
+            self.plan_again(found)
             lost = self.lost(self.read_upto(found), earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -366,6 +367,29 @@ class Stream:
             log.warning("the old checkpoint is kept", path=str(aside))
         log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
+
+    def plan_again(self, found: lake.Generation) -> None:
+        """Have Spark plan its newest batch once more where the ledger or a log has lost it; every other table knows it already.
+
+        So it is when the newest entry of their Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
+        """
+        done = self.checkpoint.newest("commits")
+        if done is None:
+            return
+        seq, topics = found.base + done, [t for t, parts in self.offsets_of(done, found).items() if parts]
+        held = {"ledger": self.ledger} | {t: self.tables[t] for t in topics}
+        known = {name: -1 if (at := table.appended(self.name)) is None else at for name, table in held.items()}
+        if not (lacks := [name for name, at in known.items() if at < seq]):
+            return
+        rows = lake.ledger_rows(self.settings, self.name, max(found.base - 1, min(known.values())))
+        more = [r["seq"] for r in rows if r["topic"] in lacks and known[r["topic"]] < r["seq"] < seq]
+        if more or known["ledger"] < seq - 1:
+            raise SpeedError(
+                f"{' and '.join(lacks)} lack more than the newest batch of stream {self.name}, {seq}. What they held is in Kafka "
+                f"only: move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
+            )
+        log.warning("its newest batch is read again: it is not there any more", tables=lacks, stream=self.name, seq=seq)
+        (self.checkpoint.path / "commits" / str(done)).unlink()
 
     def taken_over(self, found: lake.Generation | None) -> tuple[bool, dict[str, int]]:
         """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
@@ -527,12 +551,15 @@ class Stream:
 
         Those of streams that this one has taken topics from too: they do not come back to them.
         """
-        read = {self.name: self.ledger.appended(self.name)} | self.generation.taken
+        entered, committed = self.ledger.appended(self.name), self.checkpoint.newest("commits")
+        if entered is not None:  # a batch that will be planned again comes to the rollups with it
+            entered = min(entered, self.generation.base + (-1 if committed is None else committed))
+        read = {self.name: entered} | self.generation.taken
         for rollup, stream, done in ((r, s, d) for r in self.mine.rollups.values() for s, d in read.items()):
             have = self.tables[rollup.name].appended(stream) if rollup.name not in self.set_aside else done
             if done is None or (have is not None and have >= done):
                 continue
-            for step in self.steps(rollup, stream, -1 if have is None else have):
+            for step in self.steps(rollup, stream, -1 if have is None else have, done):
                 log.info("rolling from the log", rollup=rollup.name, batches=[step.lo, step.hi], upto=done)
                 try:
                     self.roll_step(rollup, step)
@@ -542,13 +569,13 @@ class Stream:
                     self.aside(rollup, error)
                     break
 
-    def steps(self, rollup: Rollup, stream: str, have: int) -> list[lake.Batch]:
-        """A stream's batches after `have` that hold a rollup's topics, in runs of about `STEP` records."""
+    def steps(self, rollup: Rollup, stream: str, have: int, upto: int) -> list[lake.Batch]:
+        """A stream's batches after `have`, until `upto`, that hold a rollup's topics, in runs of about `STEP` records."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         reads = sorted({t.name for t in rollup.topics.values()})
-        lacks = self.entered(stream).where((F.col("seq") > have) & F.col("topic").isin(reads))
+        lacks = self.entered(stream).where((F.col("seq") > have) & (F.col("seq") <= upto) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
         numbered = (
             lacks.groupBy("seq")
@@ -607,10 +634,10 @@ class Stream:
             .start()
         )
 
-    def offsets_of(self, number: int) -> dict[str, dict[str, list[int]]]:
+    def offsets_of(self, number: int, generation: lake.Generation | None = None) -> dict[str, dict[str, list[int]]]:
         """`{topic: {partition: [from, until]}}` of a batch: `from` is the `until` of the batch before."""
         until = self.checkpoint.offsets(number)
-        before = self.checkpoint.offsets(number - 1) if number > 0 else self.generation.start
+        before = self.checkpoint.offsets(number - 1) if number > 0 else (generation or self.generation).start
         spans = {t: {p: [before.get(t, {}).get(p, 0), u] for p, u in parts.items()} for t, parts in until.items()}
         return {t: {p: s for p, s in parts.items() if s[1] > s[0]} for t, parts in spans.items()}
 

@@ -1,6 +1,7 @@
 """SIGKILL at every moment that matters, one after the other in one home: nothing lost, nothing twice."""
 
 import json
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -225,6 +226,50 @@ def test_after_all_of_it_and_the_newest_commit_file_lost_too(shop: Shop, run, sp
     stream.until(lambda: shop.read() and len(minutes.files()) < files)
     stream.drains()
     check_everything(shop, spark)
+
+
+def entry_away(table: lake.Table) -> None:
+    """What a person does with the newest entry of a Delta log that is damaged."""
+    entry = max((table.path / "_delta_log").glob("*.json"))
+    entry.rename(table.path.parent / f"damaged-{table.path.name}-{entry.name}")
+
+
+@pytest.mark.parametrize("lost", [["log"], ["ledger"], ["log", "minutes", "ledger"]], ids=" ".join)
+def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop: Shop, run, spark: SparkSession) -> None:
+    tables = shop.tables()
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(shop.read)
+    stream.until(lambda: shop.planned() is None)
+    stream.kill()
+    before = {name: table.appended("main") for name, table in tables.items()}
+    assert len(set(before.values())) == 1
+    for name in lost:
+        entry_away(tables[name])
+        assert shop.tables()[name].appended("main") != before[name]
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.drains()
+    check_everything(shop, spark)
+
+
+def test_log_that_lacks_two_batches_is_refused(shop: Shop, run) -> None:
+    log = shop.tables()["log"]
+    stream = run(shop.settings, {"topic": shop.topic})
+    for _ in range(2):
+        shop.send()
+        stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.kill()
+    away = log.path.with_name("whole")
+    shutil.copytree(log.path, away)
+    for _ in range(2):
+        entry_away(log)
+    refused = run(shop.settings, {"topic": shop.topic})
+    assert refused.popen.wait(180) > 0
+    assert f"{shop.topic} lack more than the newest batch of stream main" in refused.said
+    shutil.rmtree(log.path)
+    away.rename(log.path)
 
 
 SETTLE = """
