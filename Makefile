@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install jars demo clean-demo test test-all check lint bench drill soak hostile
+.PHONY: help install jars demo clean-demo test test-all check lint bench drill soak hostile figures
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ drill: jars  ## break one part after the other beside traffic, and count what is
 
 soak: jars  ## an hour of traffic, the stream killed every five minutes; what grows is shown as a slope
 	$(RUN)/python -m bench.soak $(if $(SEED),--seed $(SEED))
+
+figures: install  ## write docs/figures.md and its pictures from the newest runs of bench, drill, soak and hostile
+	$(RUN)/python -m bench.figures
 
 hostile: jars  ## broken JSON, naughty strings, hostile SQL and names through the platform, and what held; SEED=1 again
 	$(RUN)/python -m bench.hostile $(if $(SEED),--seed $(SEED))

@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, show, and write bench/out/figures.json."""
+"""`python -m bench`: measure, show, and write bench/out/figures.json, and each bench's own run beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import append, batch, every, live, long, night, nightly, plain, publication, replay, series
-from bench.measure import Figure, machine
+from bench.measure import Figure, machine, stamp
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
@@ -48,13 +48,14 @@ def bench(
             continue
         with World(seed) as world:
             for name in names:
+                run = stamp(f"python -m bench --only {name}" + " --quick" * quick, seed)
                 figures = measured(world, name, quick, rate, seconds, history)
                 show(console, figures)
+                run["figures"] = [figure.plain() for figure in figures]
+                (out.parent / f"{name}.json").write_text(json.dumps(run, indent=1) + "\n")
                 found += figures
                 out.write_text(json.dumps([figure.plain() for figure in found], indent=1) + "\n")
-    after = machine()
-    console.print(f"load {before['load']} at the start, {after['load']} at the end", highlight=False)
-    (out.parent / "machine.json").write_text(json.dumps({"seed": seed, "quick": quick, "before": before, "after": after}) + "\n")
+    console.print(f"load {before['load']} at the start, {machine()['load']} at the end", highlight=False)
     raise typer.Exit(1 if any(figure.met is False for figure in found) else 0)
 
 

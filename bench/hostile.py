@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.measure import stamp
 from bench.world import STREAM, World, free_ports, until
 from tidemark import kafka, lake, local, notifier, notify, query
 from tidemark.kafka import Event, Record
@@ -575,7 +576,7 @@ def hostile(
     """Send hostile input through the real platform and count what held."""
     seed = int(time.time()) if seed is None else seed
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    console = Console(width=150)
+    console, run = Console(width=150), stamp("make hostile", seed)
     console.print(f"seed {seed}, {len(NAUGHTY)} naughty strings", highlight=False)
     with Hostile(seed) as world:
         world.stream()
@@ -601,7 +602,7 @@ def hostile(
         outcomes = world.outcomes
     out.parent.mkdir(parents=True, exist_ok=True)
     said = [{"outcome": o.outcome, "tried": o.tried, "held": o.held, "wrong": o.wrong} for o in outcomes]
-    out.write_text(json.dumps({"seed": seed, "outcomes": said}, indent=1) + "\n")
+    out.write_text(json.dumps(run | {"outcomes": said}, indent=1) + "\n")
     table = Table("outcome", "tried", "held", "first wrong")
     for o in outcomes:
         table.add_row(o.outcome, f"{o.tried:,}", "yes" if o.held else f"NO ({len(o.wrong)})", Text((o.wrong or [""])[0][:90]))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,14 @@ def program(module: str, env: Mapping[str, str], **options: Any) -> Any:
     if done.returncode:
         raise RuntimeError(f"{module} ended with exit code {done.returncode}: {done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def stamp(command: str, seed: int) -> dict[str, Any]:
+    """What a recorded run says of itself: its command, its time in UTC, its seed, the commit it ran on and the machine."""
+    root = Path(__file__).parent.parent
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"command": command, "at": at, "seed": seed, "commit": said.stdout.strip() or "unknown", "machine": machine()}
 
 
 def machine() -> dict[str, Any]:

@@ -16,12 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.drill import ANSWERS, RATE, Drill
-from bench.world import STREAM, World
+from bench.measure import stamp
+from bench.world import STREAM, World, until
 from tidemark import lake, local
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import last_hour, page_panes
 
 OUT = Path(__file__).parent / "out" / "soak.json"
+CAUGHT_UP = 5.0
+"""Seconds of traffic that may be unread where a stream has caught up; a running one has one or two."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def soak(
     console, taken = Console(width=170), list[Sample]()
     console.print(f"seed {seed}, {rate:g} events/s for {minutes:g} minutes, a kill every {kill:g}", highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
+    caught: list[tuple[float, float]] = []
+    run = stamp("make soak", seed)
     with World(seed) as world:
         one = Drill(world, Random(seed), world.yesterday(24))
         one.starts_stream()
@@ -59,16 +64,25 @@ def soak(
             killed = 0.0
             while (minute := (time.monotonic() - began) / 60) < minutes:
                 if minute - killed >= kill and minutes - minute > 1:
-                    one.kills(STREAM)
-                    killed = minute
+                    at, killed = one.kills(STREAM), minute
+                    until(lambda: world.unread() < CAUGHT_UP * rate, 300)
+                    caught.append((round(minute, 2), round(time.time() - at, 1)))
+                    console.print(f"minute {minute:.0f}: killed, and caught up {caught[-1][1]} s later", highlight=False)
                 time.sleep(15)
                 if found := sample(world, (time.monotonic() - began) / 60):
                     taken.append(found)
         world.stop(producer.name)
         console.print("the traffic has ended; waiting until everything is read", highlight=False)
+        seen = run | {"rate": rate, "caught_up": caught, "samples": [asdict(s) for s in taken]}
+        out.write_text(json.dumps(seen, indent=1) + "\n")
         outcome = one.held("soak", 0, list(ANSWERS))
-    out.write_text(json.dumps({"seed": seed, "outcome": asdict(outcome), "samples": [asdict(s) for s in taken]}, indent=1) + "\n")
+    out.write_text(json.dumps(seen | {"outcome": asdict(outcome)}, indent=1) + "\n")
     console.print(shown(taken))
+    if caught:
+        late = [seconds for _, seconds in caught]
+        console.print(
+            f"{len(late)} kills, caught up after {statistics.median(late)} s, the slowest {max(late)} s", highlight=False
+        )
     counts = ("records", "lost", "altered", "doubled", "unexplained", "differing")
     said = ", ".join(f"{name} {getattr(outcome, name)}" for name in counts)
     console.print(f"{said}: {'held' if outcome.held else 'NOT HELD'}", highlight=False)

@@ -1,0 +1,235 @@
+"""`make figures`: take over what the newest runs left in `bench/out`, and write `docs/figures.md` with its pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Run = dict[str, Any]
+
+ROOT = Path(__file__).parent.parent
+OUT, PAGE, RECORDED = ROOT / "bench" / "out", ROOT / "docs" / "figures.md", ROOT / "docs" / "figures"
+COUNTS = ("lost", "altered", "doubled", "unexplained", "torn")
+GOOD, BAD, SOFT = "#2a7f62", "#c2410c", "#6b7280"
+HELD_ON_TO = {
+    "memory": "memory of the stream (MiB)",
+    "descriptors": "open descriptors",
+    "rollup_files": "files of a rollup, all days",
+    "view_files": "files of the last hour, all days",
+    "delta_logs": "Delta logs (MiB)",
+    "checkpoint": "checkpoint (MiB)",
+}
+HEAD = """# Figures
+
+What was measured, by which command, on which machine, what missed its goal included. `make figures` writes this page from the
+runs in [figures](figures), which `make bench`, `make drill`, `make soak` and `make hostile` leave in `bench/out`.
+[bench/README.md](../bench/README.md) says how each is measured. Seconds are wall clock where no CPU is named, and vary by a tenth
+or two with other programs on the same cores: compare ratios.
+"""
+
+
+def figures(
+    out: Annotated[Path, typer.Option(help="Where runs were left.")] = OUT,
+    page: Annotated[
+        Path, typer.Option(help="What is written; pictures and recorded runs go into the folder of its name.")
+    ] = PAGE,
+) -> None:
+    """Take over the newest runs, and draw and write what they say."""
+    recorded = page.with_suffix("")
+    recorded.mkdir(parents=True, exist_ok=True)
+    take_over(out, recorded)
+    runs = {file.stem: json.loads(file.read_text()) for file in sorted(recorded.glob("*.json"))}
+    if not runs:
+        raise typer.BadParameter(
+            f"no run in {out}: run make bench, make drill, make soak or make hostile first", param_hint="--out"
+        )
+    page.write_text(
+        "\n".join([HEAD, *of_benches(runs, recorded), *of_drills(runs, recorded), *of_soak(runs, recorded), *of_hostile(runs)])
+    )
+
+
+def take_over(out: Path, recorded: Path) -> None:
+    """Copy each run that is whole and not quick; of drills, each fault's newest outcomes take the place of its former ones."""
+    for file in out.glob("*.json"):
+        run = json.loads(file.read_text())
+        if not isinstance(run, dict) or "at" not in run or "--quick" in run["command"]:
+            continue
+        kept = recorded / file.name
+        if file.stem == "drill":
+            run = merged(json.loads(kept.read_text()) if kept.exists() else None, run)
+            kept.write_text(json.dumps(run, indent=1) + "\n")
+        elif file.stem != "soak" or "outcome" in run:
+            shutil.copyfile(file, kept)
+
+
+def merged(before: Run | None, run: Run) -> Run:
+    """The drills of two runs, each outcome with its own seed, time and commit."""
+    told = {name: run[name] for name in ("seed", "at", "commit")}
+    mine = [{**told, **outcome} for outcome in run["drills"]]
+    again = {outcome["drill"] for outcome in mine}
+    others = [o for o in (before or {"drills": []})["drills"] if o["drill"] not in again]
+    return run | {"drills": sorted([*others, *mine], key=lambda o: o["drill"])}
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
+    benches = {name: run for name, run in runs.items() if "figures" in run}
+    if not benches:
+        return
+    held = [f for run in benches.values() for f in run["figures"] if f["goal"] and f["value"] is not None]
+    yield "## Against the goals\n"
+    if ratios := [(f"{f['figure']}  ({f['goal']})", share(f), f["met"]) for f in held if float(f["goal"].split()[1])]:
+        picture(folder / "goals.svg", (9, 0.34 * len(ratios) + 0.9), draw_goals, ratios)
+        yield "![how much of its goal each figure takes](figures/goals.svg)\n"
+    for name, run in benches.items():
+        yield f"### {name}\n\n{told(run)}\n"
+        rows = [
+            (
+                f["figure"],
+                said(f["value"]),
+                f["unit"],
+                f["against"],
+                f["goal"] or "",
+                {True: "yes", False: "**no**"}.get(f["met"], ""),
+            )
+            for f in run["figures"]
+        ]
+        yield from table(("figure", "value", "unit", "of", "goal", "met"), rows)
+
+
+def share(figure: Run) -> float:
+    """How much of its goal a figure takes: up to 1 it holds, be the goal a most or a least."""
+    order, bound = figure["goal"].split()
+    value = max(figure["value"], 1e-9)
+    return value / float(bound) if order[0] == "<" else float(bound) / value
+
+
+def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
+    if not (run := runs.get("drill")):
+        return
+    names = list(dict.fromkeys(o["drill"] for o in run["drills"]))
+    of = {name: [o for o in run["drills"] if o["drill"] == name] for name in names}
+    yield f"## The drill\n\n`make drill LONG=1`. {machine(run)}\n"
+    picture(
+        folder / "drill.svg",
+        (9, 0.28 * len(names) + 0.9),
+        draw_wells,
+        {n.replace("_", " "): [o["well"] for o in of[n]] for n in names},
+    )
+    yield "Seconds from a fault until it was repaired and a batch was committed again; each dot is one drill.\n"
+    yield "![seconds until well, by fault](figures/drill.svg)\n"
+    yield "What was left afterwards, held to a ledger outside, to Kafka's offsets and to DuckDB's answers:\n"
+    rows = []
+    for name in names:
+        sums = [str(sum(o[count] for o in of[name])) for count in COUNTS]
+        differing = str(sum(sum(o["differing"].values()) for o in of[name]))
+        seeds = ", ".join(str(o["seed"]) for o in of[name])
+        commits = ", ".join(dict.fromkeys(o["commit"] for o in of[name]))
+        rows.append((name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, differing))
+    yield from table(("fault", "seed", "commit", "records", *COUNTS, "rows that differ"), rows)
+
+
+def of_soak(runs: dict[str, Run], folder: Path) -> Iterator[str]:
+    if not (run := runs.get("soak")):
+        return
+    samples, outcome = run["samples"], run["outcome"]
+    late = [seconds for _, seconds in run["caught_up"]]
+    yield f"## The soak\n\n{told(run)}\n"
+    counts = ", ".join(f"{name} {outcome[name]}" for name in COUNTS)
+    yield f"{run['rate']:,.0f} page views a second for {samples[-1]['minute']:.0f} minutes, the stream killed {len(late)} times."
+    if late:
+        yield f"Caught up after {statistics.median(late)} s in the median, {max(late)} s at most (goal: 30)."
+    yield f"Afterwards: {counts}, differing {outcome['differing'] or 0}.\n"
+    picture(folder / "soak.svg", (9, 5.5), draw_soak, run, grid=(2, 3))
+    yield "What the stream holds on to; the thin lines are kills.\n\n![what is held on to, over the minutes](figures/soak.svg)\n"
+
+
+def of_hostile(runs: dict[str, Run]) -> Iterator[str]:
+    if not (run := runs.get("hostile")):
+        return
+    yield f"## Hostile input\n\n{told(run)}\n"
+    rows = [(o["outcome"], f"{o['tried']:,}", "yes" if o["held"] else "**no**") for o in run["outcomes"]]
+    yield from table(("outcome", "tried", "held"), rows)
+
+
+def told(run: Run) -> str:
+    return f"`{run['command']}`, seed {run['seed']}, commit {run['commit']}, {run['at'][:10]}. {machine(run)}"
+
+
+def machine(run: Run) -> str:
+    has = run["machine"]
+    return f"{has['cores']} cores ({has['cpu']}), {has['memory_gib']:g} GiB, {has['system'].split(',')[1].strip()}."
+
+
+def said(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:,.4g}"
+
+
+def table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    yield "\n".join("| " + " | ".join(row) + " |" for row in (columns, ("---",) * len(columns), *rows)) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def picture(file: Path, size: tuple[float, float], draw: Callable[..., None], what: Any, grid: tuple[int, int] = (1, 1)) -> None:
+    """An SVG on white; the same runs give the same bytes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style = {"svg.hashsalt": file.name, "font.size": 9, "axes.edgecolor": SOFT, "xtick.color": SOFT, "axes.titlesize": 9}
+    with matplotlib.rc_context(style):
+        canvas = Figure(figsize=size, layout="constrained", facecolor="white")
+        draw(canvas.subplots(*grid), what)
+        canvas.savefig(file, metadata={"Date": None})
+
+
+def draw_goals(axes: Axes, ratios: list[tuple[str, float, bool]]) -> None:
+    names, shares, met = zip(*reversed(ratios), strict=True)
+    colours = [GOOD if m else BAD for m in met]
+    axes.barh(range(len(names)), [max(s, 1e-3) - 1 for s in shares], left=1, color=colours, height=0.55)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("how many times its goal a figure takes: left of the line it holds")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def draw_wells(axes: Axes, wells: dict[str, list[float]]) -> None:
+    for place, (_, seconds) in enumerate(reversed(wells.items())):
+        axes.hlines(place, 0, max(seconds), color="#d1d5db", linewidth=2, zorder=1)
+        axes.scatter(seconds, [place] * len(seconds), color=GOOD, s=22, zorder=2)
+    axes.set_yticks(range(len(wells)), list(reversed(wells)))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds")
+    axes.grid(axis="x", color="#e5e7eb")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def draw_soak(panels: Any, run: Run) -> None:
+    minutes = [s["minute"] for s in run["samples"]]
+    for axes, (name, title) in zip(panels.flat, HELD_ON_TO.items(), strict=True):
+        for minute, _ in run["caught_up"]:
+            axes.axvline(minute, color="#e5e7eb", linewidth=1)
+        axes.plot(minutes, [s[name] for s in run["samples"]], color=GOOD, linewidth=1.3)
+        axes.set_title(title, loc="left")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("minute")
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    typer.run(figures)

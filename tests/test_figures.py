@@ -1,0 +1,60 @@
+"""The page of figures says what was measured, what missed its goal included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from bench import figures
+from bench.measure import stamp
+
+OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
+
+
+def left(out: Path, name: str, **more: object) -> None:
+    """A run as `bench`, `drill` and the others leave it."""
+    out.mkdir(exist_ok=True)
+    command = more.pop("command", f"python -m bench --only {name}")
+    (out / f"{name}.json").write_text(json.dumps(stamp(str(command), 1) | more))
+
+
+def figure(value: float | None, goal: str | None, met: bool | None) -> dict[str, object]:
+    return {"figure": "event to readable, p99", "value": value, "unit": "s", "against": "", "goal": goal, "met": met}
+
+
+def test_what_missed_its_goal_is_on_the_page_and_in_the_picture(tmp_path):
+    page = tmp_path / "docs" / "figures.md"
+    left(tmp_path / "out", "live", figures=[figure(12.5, "< 5", False), figure(None, "< 5", False), figure(3.0, None, None)])
+    figures.figures(tmp_path / "out", page)
+    said = page.read_text()
+    assert "| event to readable, p99 | 12.5 | s |  | < 5 | **no** |" in said
+    assert "| event to readable, p99 | not measured | s |  | < 5 | **no** |" in said
+    assert figures.BAD in (page.with_suffix("") / "goals.svg").read_text()
+
+
+@pytest.mark.parametrize(("goal", "value", "share"), [("< 5", 10, 2), (">= 10", 30, 1 / 3), (">= 10", 5, 2), ("<= 4", 1, 0.25)])
+def test_a_share_of_at_most_one_holds_the_goal(goal, value, share):
+    assert figures.share(figure(value, goal, None)) == pytest.approx(share)
+
+
+def test_quick_runs_and_soaks_that_broke_off_are_not_taken_over(tmp_path):
+    left(tmp_path / "out", "live", command="python -m bench --only live --quick", figures=[figure(1.0, "< 5", True)])
+    left(tmp_path / "out", "soak", command="make soak", samples=[], caught_up=[])
+    with pytest.raises(typer.BadParameter, match="no run in"):
+        figures.figures(tmp_path / "out", tmp_path / "docs" / "figures.md")
+
+
+def test_a_faults_newest_drills_take_the_place_of_its_former_ones_and_the_others_stay(tmp_path):
+    page, out = tmp_path / "docs" / "figures.md", tmp_path / "out"
+    first = [{"drill": "broker_killed", **OUTCOME}, {"drill": "stream_killed", **OUTCOME, "lost": 7}]
+    left(out, "drill", command="make drill", drills=first)
+    figures.figures(out, page)
+    assert "| 7 |" in page.read_text()
+    left(out, "drill", command="make drill", drills=[{"drill": "stream_killed", **OUTCOME, "records": 4321}])
+    for _ in range(2):  # the same run again changes nothing
+        figures.figures(out, page)
+        kept = json.loads((page.with_suffix("") / "drill.json").read_text())["drills"]
+        assert [(o["drill"], o["records"], o["lost"]) for o in kept] == [("broker_killed", 10, 0), ("stream_killed", 4321, 0)]
+    assert "| 7 |" not in page.read_text()
