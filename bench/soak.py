@@ -58,6 +58,8 @@ def soak(
     with World(seed) as world:
         one = Drill(world, Random(seed), world.yesterday(24))
         one.starts_stream()
+        until(lambda: world.unread() == 0, 300)
+        one.settles()  # yesterday's events came too late for the live views
         producer = world.traffic(rate - RATE, minutes * 60 + 3600)
         began = time.monotonic()
         with one.witness():

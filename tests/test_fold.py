@@ -535,6 +535,38 @@ def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spar
     assert found["wide"].fieldNames()[-3:] == ["kafka", "reject", "day"]
 
 
+def sound_pipeline(column: str, reads: str = "page") -> SimpleNamespace:
+    def sound(events):
+        return events.select(reads, F.col("at").alias("hour"), F.lit(1).alias(column))
+
+    good = view(reads={"events": WIDE}, key=("page", "hour"), time="hour")(sound)
+    return SimpleNamespace(__name__="pipeline", a=WIDE, b=good)
+
+
+def test_schemas_are_analyzed_once_for_the_same_code(spark, tmp_path, monkeypatch):
+    file, declared = tmp_path / "schemas.json", catalog([sound_pipeline("n")])
+    analyzed = [(d.name, s) for d, s in fold.schemas(spark, declared)]
+    assert [(d.name, s) for d, s in fold.remembered_schemas(spark, declared, file)] == analyzed
+    with monkeypatch.context() as patch:
+        patch.setattr(fold, "schemas", None)
+        again = [(d.name, s) for d, s in fold.remembered_schemas(spark, declared, file)]
+    assert again == analyzed
+    assert [s.json() for _, s in again] == [s.json() for _, s in analyzed]  # what is said of columns, too
+
+    changed = {d.name: s for d, s in fold.remembered_schemas(spark, catalog([sound_pipeline("m")]), file)}
+    assert changed["sound"].fieldNames() == ["page", "hour", "m", "settled", "day"]
+    file.write_text(file.read_text()[:-40])
+    assert [(d.name, s) for d, s in fold.remembered_schemas(spark, declared, file)] == analyzed
+
+
+def test_nothing_is_remembered_where_a_declaration_failed_or_where_nothing_can_be_written(spark, tmp_path):
+    file = tmp_path / "schemas.json"
+    found = {d.name: s for d, s in fold.remembered_schemas(spark, catalog([sound_pipeline("n", "no_such")]), file)}
+    assert "no_such" in str(found["sound"]) and not file.exists()
+    nowhere = tmp_path / "no" / "folder.json"
+    assert len([*fold.remembered_schemas(spark, catalog([sound_pipeline("n")]), nowhere)]) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [

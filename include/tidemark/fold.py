@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
+import pyspark
 from pyspark.sql import functions as F
 
 from tidemark import functions
@@ -28,6 +34,7 @@ from tidemark.model import (
     View,
     duration,
     filled,
+    fingerprint,
     is_table,
 )
 
@@ -509,6 +516,44 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
         except Exception as error:
             missing = error.args and error.args[0] in catalog.names
             yield declared, DeclarationError(f"{declared.name} reads {error.args[0]}, which failed") if missing else error
+
+
+REMEMBERED = "schemas.json"
+"""In the state: schemas that were analyzed once, and of which code."""
+
+
+def remembered_schemas(spark: SparkSession, catalog: Catalog, file: Path) -> Iterator[tuple[Declared, StructType | Exception]]:
+    """`schemas`, from `file` where they were analyzed before for the same code: Spark needs a quarter of a minute for them.
+
+    Nothing is remembered where one has failed.
+    """
+    from pyspark.sql.types import StructType
+
+    code, declarations = code_of(catalog), (*catalog.topics.values(), *catalog.derived)
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        known = json.loads(file.read_text())
+        if known["code"] == code:
+            found = [(d, StructType.fromJson(known["schemas"][d.name])) for d in declarations]
+            yield from found
+            return
+    analyzed = []
+    for declared, schema in schemas(spark, catalog):
+        analyzed.append((declared.name, schema))
+        yield declared, schema
+    kept = {name: schema.jsonValue() for name, schema in analyzed if not isinstance(schema, Exception)}
+    if len(kept) == len(declarations):
+        part = file.with_suffix(f".{os.getpid()}.part")
+        with suppress(OSError):  # a full disk, say: they are analyzed again
+            part.write_text(json.dumps({"code": code, "schemas": kept}))
+            part.replace(file)
+
+
+def code_of(catalog: Catalog) -> str:
+    """Changes with whatever the schemas may depend on: Spark, the platform's files, the declarations, what functions enclose."""
+    said = [pyspark.__version__, *(file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")))]
+    said += [fingerprint(declared) for declared in (*catalog.topics.values(), *catalog.derived)]
+    said += [repr(inspect.getclosurevars(declared.function).nonlocals) for declared in catalog.derived]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 SAYABLE = {

@@ -486,7 +486,7 @@ class Settling:
     def work(self) -> None:
         self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}")
         self.outer: dict[str, lake.Table] = {}
-        for declared, schema in fold.schemas(self.spark, self.catalog):
+        for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             self.outer[declared.name] = lake.table(self.settings, declared)
             if isinstance(schema, Exception):
                 self.fail(declared, schema)

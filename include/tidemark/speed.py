@@ -150,6 +150,8 @@ class Stream:
         self.stopping = threading.Event()
         self.began = datetime.now(UTC)
         self.away = False
+        # Whether two batches in a row since the start have left no more unread than they read, or one has left nothing.
+        self.caught_up, self.keeping_up = False, 0
         self.set_aside: dict[str, str] = {}
         self.places: dict[str, Column] = {}
         self.stream_time: datetime | None = None
@@ -191,6 +193,7 @@ class Stream:
         self.generation = self.open_generation(recover, accept_loss)
         self.remember_time()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
+        self.caught_up = not any(self.lag().values())
         self.roll_what_lacks()
         beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
         background = [Background(self, work) for work in beside]
@@ -286,7 +289,7 @@ class Stream:
 
     def make_tables(self) -> None:
         """Create what is missing; a rollup or view whose function does not fit its sources is set aside."""
-        for declared, schema in fold.schemas(self.spark, self.catalog):
+        for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             if isinstance(schema, Exception):
                 if isinstance(declared, Topic):
                     raise schema
@@ -302,6 +305,7 @@ class Stream:
 
     def aside(self, declared: Declared, error: Exception) -> None:
         self.set_aside[declared.name] = " ".join(str(error).split())[:500]
+        (self.settings.state / fold.REMEMBERED).unlink(missing_ok=True)  # it may be that they are others now
         self.metrics.of(metrics.SET_ASIDE, declared.name).set(1)
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
@@ -810,9 +814,11 @@ class Stream:
         seconds, records = (finished - started).total_seconds(), sum(c["records"] for c in counts)
         before = self.progress.get("finished_at")
         span = (finished - datetime.fromisoformat(before)).total_seconds() if before else seconds
-        ends = kafka.offsets(self.settings, list(self.mine.topics), "latest")
         self.upto = self.upto | {(t, int(p)): u for t, parts in batch.offsets.items() for p, (_, u) in parts.items()}
-        lag = {(t, p): max(0, end - self.upto.get((t, p), 0)) for t, parts in ends.items() for p, end in parts.items()}
+        lag = self.lag()
+        unread = sum(lag.values())
+        self.keeping_up = self.keeping_up + 1 if unread <= records else 0
+        self.caught_up = self.caught_up or not unread or self.keeping_up == 2
         self.progress = {
             "stream": self.name,
             "generation": self.generation.number,
@@ -821,7 +827,7 @@ class Stream:
             "rejects": sum(c["rejects"] for c in counts),
             "records_per_second": round(records / max(span, 0.001), 1),
             "seconds": round(seconds, 3),
-            "lag": sum(lag.values()),
+            "lag": unread,
             "stream_time": self.stream_time.isoformat() if self.stream_time else None,
             "started_at": started.isoformat(),
             "finished_at": finished.isoformat(),
@@ -832,6 +838,11 @@ class Stream:
         lake.whole_or_nothing(self.state / "progress.json", json.dumps(self.progress))
         self.metrics.batch(self.progress, counts, lag)
         log.info("batch", **{k: self.progress[k] for k in ("seq", "records", "rejects", "seconds", "lag")})
+
+    def lag(self) -> dict[tuple[str, int], int]:
+        """By topic and partition, the records that Kafka holds and no batch has read."""
+        ends = kafka.offsets(self.settings, list(self.mine.topics), "latest")
+        return {(t, p): max(0, end - self.upto.get((t, p), 0)) for t, parts in ends.items() for p, end in parts.items()}
 
     # ---- beside the batches
 
@@ -860,7 +871,7 @@ class Stream:
 
         def work() -> None:
             pin = self.checkpoint.pin()
-            if not due() or not pin:
+            if not self.caught_up or not due() or not pin:
                 return
             declarations: tuple[Declared, ...] = (*self.mine.topics.values(), *self.mine.rollups.values())
             upto = {name: pin.seq for name, pin in lake.pins(self.settings, self.catalog.streams).items()}
@@ -984,6 +995,7 @@ class Background:
                 if self.stream.stopping.is_set():
                     return
                 log.warning("will be tried again", work=prepare.__name__, because=" ".join(str(error).split())[:500])
+                (self.stream.settings.state / fold.REMEMBERED).unlink(missing_ok=True)
                 self.stream.stopping.wait(5)
 
 
@@ -1041,8 +1053,11 @@ class Refresher:
         self.unsaid: list[notify.Message] = []
 
     def waits(self) -> bool:
-        """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores."""
-        if self.stream.progress.get("lag", 0) <= self.stream.settings.batch_records:
+        """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores.
+
+        After a start, until two batches in a row have left no more unread than they read, or one has left nothing.
+        """
+        if self.stream.caught_up and self.stream.progress.get("lag", 0) <= self.stream.settings.batch_records:
             self.waiting = None
             return False
         now = time.monotonic()

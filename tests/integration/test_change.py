@@ -1,5 +1,6 @@
 """A topic, a rollup and a view that change while their tables live on; and rejects that a mended schema accepts."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -174,3 +175,5 @@ def test_step_of_a_live_view_changes_and_each_row_is_there_once(house: Callable[
         stream.until(lambda wanted=wanted: minutes() == wanted)
         stream.drains()
         assert minutes() == wanted
+        said = re.findall(r"\] (batch|refreshed|nothing new) ", stream.said)
+        assert said[0] == "batch", said  # what a view would show before what has come is read is old at once
