@@ -566,6 +566,13 @@ def test_nothing_is_remembered_where_a_declaration_failed_or_where_nothing_can_b
     nowhere = tmp_path / "no" / "folder.json"
     assert len([*fold.remembered_schemas(spark, catalog([sound_pipeline("n")]), nowhere)]) == 2
 
+    made = dict[str, Any]()
+    exec("def typed_in(events):\n    return events.select('page', events['at'].alias('hour'))", made)
+    shown = view(reads={"events": WIDE}, key=("page", "hour"), time="hour")(made["typed_in"])  # it has no source
+    declared = catalog([SimpleNamespace(__name__="pipeline", a=WIDE, b=shown)])
+    found = {d.name: s for d, s in fold.remembered_schemas(spark, declared, file)}
+    assert found["typed_in"].fieldNames() == ["page", "hour", "settled", "day"] and not file.exists()
+
 
 @pytest.mark.parametrize(
     ("said", "sentence"),

@@ -525,11 +525,16 @@ REMEMBERED = "schemas.json"
 def remembered_schemas(spark: SparkSession, catalog: Catalog, file: Path) -> Iterator[tuple[Declared, StructType | Exception]]:
     """`schemas`, from `file` where they were analyzed before for the same code: Spark needs a quarter of a minute for them.
 
-    Nothing is remembered where one has failed.
+    Nothing is remembered where one has failed, or where a function's source cannot be read.
     """
     from pyspark.sql.types import StructType
 
-    code, declarations = code_of(catalog), (*catalog.topics.values(), *catalog.derived)
+    declarations = (*catalog.topics.values(), *catalog.derived)
+    try:
+        code = code_of(catalog)
+    except (OSError, TypeError):
+        yield from schemas(spark, catalog)
+        return
     with suppress(OSError, ValueError, LookupError, TypeError):
         known = json.loads(file.read_text())
         if known["code"] == code:
