@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bench import append, batch, every, live, long, night, nightly, plain, publication, replay, series
 from bench.measure import Figure, machine, stamp
+from bench.peers.engines import ENGINES
 from bench.world import World
 
 OUT = Path(__file__).parent / "out" / "figures.json"
@@ -66,10 +67,10 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
         case "live":
             return live.measure(world, rate, seconds, history, warmup=20 if quick else 30)
         case "plain" if quick:
-            return plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1)
+            return plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1, others=())
         case "plain":
             rates = (2000, 4000, 8000, 12000, 16000, 24000)
-            return plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2)
+            return plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2, others=[*ENGINES])
         case "publication":
             return publication.measure(world, 20_000)
         case "append":

@@ -1,17 +1,18 @@
-"""Events per CPU-second of the platform and of plain Structured Streaming, each at its own highest sustained rate."""
+"""Events per CPU-second of the platform and of its peers, each at its own highest sustained rate."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from bench.live import VIEWS, newest_mark
 from bench.measure import Figure, Tree, program
+from bench.peers import engines
 from bench.world import World, until
 from tidemark import lake
 from tidemark.pipelines.traffic import PAGE_VIEWS
@@ -45,9 +46,12 @@ class Held:
 
 
 def measure(
-    world: World, rates: Sequence[float], step: float, hold: float, batch: int, batches: int, rounds: int
+    world: World, rates: Sequence[float], step: float, hold: float, batch: int, batches: int, rounds: int, others: Sequence[str]
 ) -> list[Figure]:
-    """Ramp the platform's rate until it falls behind; then hold the highest, and the peer's backlog, in turns."""
+    """Ramp the platform's rate until it falls behind; then hold the highest, and each peer's backlog, in turns.
+
+    The stream runs beside the peers, with nothing to read; `others` are names of `engines.ENGINES`.
+    """
     world.backlog((batches + 2) * batch)
     tree = world.stream()
     world.wait_read()
@@ -63,6 +67,7 @@ def measure(
         ]
     ours: list[Held] = []
     theirs: list[dict[str, float]] = []
+    engine: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for turn in range(rounds):
         ours.append(offer(world, tree, highest, hold))
         home = world.settings.model_copy(update={"home": world.home / f"plain-{turn}", "lake": None})
@@ -71,6 +76,9 @@ def measure(
             "bench.peers.plain_spark", world.environment(home), start=json.dumps(start), batch=batch, batches=batches
         )
         log.info("plain", batches=theirs[-batches:])
+        for name, runs in engine.items():
+            runs.append(engines.run(world, name, warm=hold / 2, hold=hold))
+            log.info(name, **runs[-1])
     held = all(one.sustained for one in ours)
     mine, peer = statistics.median(o.an_event for o in ours), statistics.median(t["events"] / t["cpu"] for t in theirs)
     speed = statistics.median(t["events"] / t["wall"] for t in theirs)
@@ -80,7 +88,16 @@ def measure(
         Figure("plain: events per CPU-second of plain Spark", peer, "events per CPU-s", f"{speed:,.0f} events/s from a backlog"),
         Figure("plain: highest sustained rate, tidemark", highest, "events/s", f"up to {max(rates):,.0f} was offered"),
         Figure("plain: events per CPU-second, times", mine / peer if held else None, "", "plain Spark", ">= 10"),
+        *(figure for name, runs in engine.items() for figure in beside(name, runs, mine if held else None)),
     ]
+
+
+def beside(name: str, runs: Sequence[dict[str, float]], mine: float | None) -> Iterator[Figure]:
+    """An engine's own events per CPU-second, and how many times that the platform's are."""
+    its = statistics.median(run["events"] / run["cpu"] for run in runs)
+    speed = statistics.median(run["events"] / run["wall"] for run in runs)
+    yield Figure(f"plain: events per CPU-second of {name}", its, "events per CPU-s", f"{speed:,.0f} events/s from a backlog")
+    yield Figure(f"plain: events per CPU-second, times {name}", mine and mine / its, "", f"{name}, which writes nowhere")
 
 
 def shares(world: World, events: int) -> list[tuple[int, int, int]]:
