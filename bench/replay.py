@@ -23,10 +23,9 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
         began = time.time()
         world.tidemark("replay", "--run", "bench", "--reason", "bench")
         ended = time.time()
+    until(lambda: all(live.newest_mark(world, view) > ended for view in live.VIEWS), 600)  # it moves with traffic only
     world.stop(producer.name)
     until(lambda: not producer.alive(), 60)
-    world.wait_read()
-    until(lambda: all(live.newest_mark(world, view) > ended for view in live.VIEWS), 120)
     alone = {f.figure: f for f in live.readable(world, quiet, began, probes)}
     beside = {f.figure: f for f in live.readable(world, began, ended, probes)}
     run = lake.run_of(world.settings, "bench")
