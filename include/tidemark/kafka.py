@@ -502,9 +502,15 @@ def listing(settings: Settings, topics: Iterable[Topic]) -> list[Listing]:
 def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """Kafka's own id of each topic, which changes when a topic is recreated. Raises `TopicMissing`, `BrokerAway`."""
     names = list(names)
-    found = descriptions(settings, connected(settings), names)
+    found = topic_ids_held(settings, names)
     refuse_missing(names, found)
-    return {name: topic_id(found[name]) for name in names}
+    return found
+
+
+def topic_ids_held(settings: Settings, names: Iterable[str], admin: AdminClient | None = None) -> dict[str, str]:
+    """The same of those topics that Kafka holds, by a client that is connected, or a new one. Raises `BrokerAway`."""
+    found = descriptions(settings, admin or connected(settings), names)
+    return {name: topic_id(description) for name, description in found.items()}
 
 
 def offsets(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
     import pyarrow as pa
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidemark.settings import Settings
@@ -150,6 +151,7 @@ class Stream:
         self.stopping = threading.Event()
         self.began = datetime.now(UTC)
         self.away = False
+        self.admin: AdminClient | None = None
         # Whether two batches in a row since the start have left no more unread than they read, or one has left nothing.
         self.caught_up, self.keeping_up = False, 0
         self.set_aside: dict[str, str] = {}
@@ -271,8 +273,10 @@ class Stream:
         if refused := kafka.refused_by_spark(self.settings, error):
             return refused
         if "KafkaDataLoss" in text or "KAFKA_DATA_LOSS" in text or "some data may have been lost" in text.lower():
+            topics = list(self.mine.topics)
             try:
-                self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, list(self.mine.topics), "earliest")))
+                self.refuse_created_again(kafka.topic_ids_held(self.settings, topics), self.generation)
+                self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, topics, "earliest")))
             except SpeedError as lost:
                 return str(lost)
             return f"Kafka no longer holds offsets that stream {self.name} has not read: {text.splitlines()[0]}"
@@ -319,13 +323,7 @@ class Stream:
         ids = kafka.topic_ids(self.settings, topics)
         repair = f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
         if found:
-            for topic, known in found.topic_ids.items():
-                if topic in ids and ids[topic] != known:
-                    raise SpeedError(
-                        f"topic {topic} was deleted and created again (its id is {ids[topic]}, the stream has read {known}); its "
-                        f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
-                        f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
-                    )
+            self.refuse_created_again(ids, found)
         earliest = kafka.offsets(self.settings, topics, "earliest")
         moved, taken = self.taken_over(found)
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
@@ -371,6 +369,16 @@ class Stream:
             log.warning("the old checkpoint is kept", path=str(aside))
         log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
+
+    def refuse_created_again(self, ids: Mapping[str, str], known: lake.Generation) -> None:
+        """Raises `SpeedError` where one of these topics, by Kafka's own id, is not the one that the stream has read."""
+        for topic, new in ids.items():
+            if new != (read := known.topic_ids.get(topic, new)):
+                raise SpeedError(
+                    f"topic {topic} was deleted and created again (its id is {new}, the stream has read {read}); its "
+                    f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
+                    f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
+                )
 
     def plan_again(self, found: lake.Generation) -> None:
         """Have Spark plan its newest batch once more where the ledger or a log has lost it; every other table knows it already.
@@ -684,8 +692,11 @@ class Stream:
                 rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, slight)
             for name, whole in together.result().items():
                 logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
-            for name in judged:
-                files, counted = logs[name].result()
+            read = {name: logs[name].result() for name in judged}
+            # Nothing tells the records of a topic that was created again since the last batch but its id.
+            self.admin = self.admin or kafka.connected(self.settings)
+            self.refuse_created_again(kafka.topic_ids_held(self.settings, judged, self.admin), self.generation)
+            for name, (files, counted) in read.items():
                 counts += self.explained(self.mine.topics[name], counted, offsets[name])
                 lake.append(self.tables[name], batch, files)
                 self.remember_low(name, seq, files)

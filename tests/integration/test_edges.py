@@ -171,6 +171,24 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
 
 
+@pytest.mark.parametrize("events", ["xy", "uvwxyz"], ids=["shorter", "longer"])
+def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_it_is_entered(
+    events: str, house: Homes, run: Any
+) -> None:
+    talk = Talk(house(), f"talk_created_again_{len(events)}", partitions=1)
+    talk.send("a", "b", "c")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
+    with stream.paused():
+        talk.admin.delete_topics([talk.topic])[talk.topic].result()
+        kafka.apply(talk.settings, talk.catalog.topics.values())
+        talk.send(*events)
+    stream.ends(1)
+    assert f"topic {talk.topic} was deleted and created again" in stream.said and "Give the new topic another name" in stream.said
+    assert talk.names() == ["a", "b", "c"]
+    assert talk.ledger("from_offset, until_offset") == [(0, 3)]
+
+
 def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_in_lines", format="text")
     lines = [b"to be", b"", b"or not", b"to be", b'{"not": "parsed"}', "être".encode(), b"\xff\xfe"]
