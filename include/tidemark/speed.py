@@ -172,6 +172,11 @@ class Stream:
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
         self.refreshed: dict[str, int] = {}
+        # Up to which stream time each view is computed the full way, kept in a file; for one that is not there, the stream time
+        # at the start, or that of the first batch.
+        self.computed: dict[str, datetime] = {}
+        self.ended_at: datetime | None = None
+        self.remembering = threading.Lock()
         # Views with marks that the short way never wrote: older than `back` when the stream came to them.
         self.skipped: set[str] = set()
 
@@ -552,7 +557,9 @@ class Stream:
         rows = lake.newest_batch(self.settings, self.name)
         if not rows:  # what was taken over has come so far
             rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
-        self.stream_time = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
+        self.stream_time = self.ended_at = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
+        if (path := self.state / "views.json").is_file():
+            self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
 
@@ -717,6 +724,7 @@ class Stream:
         self.write_ledger(batch, counts, started, self.generation.number, at)
         # At once, or a view is computed for the new time, and then again for the number that comes after it.
         self.stream_time, self.done = at, seq
+        self.ended_at = self.ended_at or at
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
 
@@ -780,6 +788,13 @@ class Stream:
                 )
             found.append({**row, "gaps": gaps, "gap": topic.gaps if gaps else None})
         return found
+
+    def remember_computed(self, view: str, at: datetime) -> None:
+        """That a view is computed up to a stream time: after a start, however long the stream was away, it goes on from there."""
+        with self.remembering:
+            self.computed[view] = at
+            whole = {name: str(time) for name, time in self.computed.items()}
+            lake.whole_or_nothing(self.state / "views.json", json.dumps(whole))
 
     def write_ledger(
         self,
@@ -1212,6 +1227,7 @@ class Refresher:
             return None
         if not (reopened or view.shortcut) and self.untouched(view, at):
             self.seen[view.name], self.upto[view.name] = at, seq
+            self.stream.remember_computed(view.name, at)
             log.info("nothing new", view=view.name, until=str(at))
             return None
         dates = view.time == "day"
@@ -1220,7 +1236,8 @@ class Refresher:
         # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
         behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
         seq, last = min([seq, *behind]), self.seen.get(view.name)
-        back = min(at, last or at) - duration(view.refresh.back)
+        before = last or self.stream.computed.get(view.name) or self.stream.ended_at or at
+        back = min(at, before) - duration(view.refresh.back)
         if last:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
             low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
@@ -1242,6 +1259,7 @@ class Refresher:
             span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
+            self.stream.remember_computed(name, span.at)
             took = time.monotonic() - began
             self.due[name].rest(max(rest * took, self.due[name].seconds - took))
             log.info("refreshed", view=name, since=str(span.since), until=str(span.until), seconds=round(took, 3))

@@ -138,6 +138,23 @@ def test_new_row_is_announced_once_beside_an_answer_that_fails(shop: Callable[..
     stream.drains()
 
 
+def test_what_happened_while_the_stream_was_away_for_longer_than_a_view_looks_back_is_there_and_announced(
+    shop: Callable[..., Shop], run: Any
+) -> None:
+    one = shop("announced_after_hours")
+    now = datetime.now(UTC)
+    one.send(("o1", 1, now - timedelta(hours=9)))
+    stream = run(one.settings, {"topic": one.topic})
+    stream.until(lambda: one.rows() == ["o1 1"])
+    stream.drains()
+    one.send(*((f"o{n}", 1, now - timedelta(hours=9 - n)) for n in range(2, 10)))
+    stream = run(one.settings, {"topic": one.topic})
+    stream.until(lambda: "o9 1" in one.rows())
+    assert one.rows() == [f"o{n} 1" for n in range(1, 10)]
+    assert one.titles() == {f"o{n} 1": 1 for n in range(1, 10)}
+    stream.drains()
+
+
 @pytest.mark.parametrize("moment", ["announced", "announced:2"])
 def test_killed_between_saying_and_committing_it_says_the_same_again(shop: Callable[..., Shop], run: Any, moment: str) -> None:
     nth = int(moment.partition(":")[2] or 1)
