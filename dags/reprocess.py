@@ -91,7 +91,7 @@ def reprocess() -> None:
         pool="spark",
         retries=2,
         retry_delay=timedelta(seconds=20),
-        **session.submitted(SETTINGS),
+        **session.submitted(SETTINGS, short=False),
     )
 
     @task(retries=0)

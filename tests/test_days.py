@@ -91,6 +91,27 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
     assert found == [(1, 2), (3, 3), (4, 4), (5, 6), (10, 10)]
 
 
+@pytest.mark.parametrize(("each", "short"), [(100, True), (400_000, False)])
+def test_run_over_many_records_takes_a_jvm_for_a_longer_life(settings, monkeypatch, each, short):
+    from tidemark.pipelines import traffic
+
+    days = [date(2026, 11, 1), date(2026, 11, 2)]
+    files = [File(f"live/main-0-0-x/{d}", 1, each, d, 0) for d in (*days, date(2026, 11, 3))]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda _: files)
+    run = Run("r", "running", [str(days[0])], "test", "", "", {}, kind="replay", open_days=[str(days[1])])
+    found = []
+
+    def session(*_, short):
+        found.append(short)
+        raise InterruptedError
+
+    monkeypatch.setattr("tidemark.session.session", session)
+    with pytest.raises(InterruptedError):
+        settle.Settling(settings, catalog([traffic]), run, print).work()
+    assert found == [short]
+
+
 #   a price's view looks an hour back and ten minutes ahead; the days over it look two days back
 PRICES = Topic("prices", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
 OTHERS = Topic("others", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")

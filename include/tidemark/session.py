@@ -131,11 +131,10 @@ def java(settings: Settings, short: bool = True) -> dict[str, str]:
     return {"spark.driver.memory": settings.driver_memory, "spark.driver.extraJavaOptions": options}
 
 
-def submitted(settings: Settings) -> dict[str, Any]:
+def submitted(settings: Settings, short: bool = True) -> dict[str, Any]:
     """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it."""
-    conf = (
-        java(settings) | {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))} | cluster(settings)
-    )
+    own = {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))}
+    conf = java(settings, short) | own | cluster(settings)
     return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
 
 
