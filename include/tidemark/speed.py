@@ -558,7 +558,7 @@ class Stream:
         if not rows:  # what was taken over has come so far
             rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
         self.stream_time = self.ended_at = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
-        if (path := self.state / "views.json").is_file():
+        if rows and (path := self.state / "views.json").is_file():  # of another lake it says nothing
             self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
