@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
@@ -30,7 +31,9 @@ import psutil
 import pyarrow as pa
 import structlog
 import typer
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +41,7 @@ from bench.brokers import NODES, ThreeBrokers, name_of
 from bench.disks import SmallDisks
 from bench.measure import stamp
 from bench.world import STREAM, World, until
-from tidemark import kafka, lake, local, query, settle
+from tidemark import kafka, lake, local, query, session, settle
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS, hourly_traffic, page_panes
 
@@ -89,6 +92,9 @@ class Drill:
         self.world, self.random, self.day = world, random, day
         self.settings = world.settings
         self.ledger, self.traffic, self.said, self.torn = world.home / "witness.jsonl", 0, "", 0
+        # What retention has taken: records that were read before, and where those were that were not: partition, from, until.
+        self.taken: list[kafka.Record] = []
+        self.unseen: list[tuple[int, int, int]] = []
         self.settle_argv = ("settle", "--day", str(day), "--only", page_panes.name, "--reason", "drill")
 
     # ---- faults: each returns when it happened
@@ -150,6 +156,53 @@ class Drill:
         admin.create_partitions([NewPartitions(name, len(self.world.ends()) + 1)])[name].result()
         events = kafka.sample(PAGE_VIEWS, seed=self.random.getrandbits(32), count=500, zone=self.settings.tz)
         kafka.produce(self.settings, PAGE_VIEWS, events)
+        return at
+
+    def records_deleted(self) -> float:
+        """Retention passes the stream while it is away: some of what it has not read is gone from Kafka, and entered as lost."""
+        at = self.kills(STREAM, start=False)
+        time.sleep(8)
+        admin, name = AdminClient(kafka.client_config(self.settings)), PAGE_VIEWS.name
+        first, ends = kafka.offsets(self.settings, [name], "earliest")[name], self.world.ends()
+        read = lake.upto(lake.pins(self.settings, ["main"]), name)
+        gone = {p: (read.get(str(p), 0) + end) // 2 for p, end in ends.items()}
+        gone = {p: upto for p, upto in gone.items() if upto > max(first[p], read.get(str(p), 0))}
+        held = kafka.consume(self.settings, name, "earliest")
+        self.taken += [r for r in held if r.partition in gone and r.offset < read.get(str(r.partition), 0)]
+        self.unseen += [(p, read.get(str(p), 0), upto) for p, upto in gone.items()]
+        for future in admin.delete_records([TopicPartition(name, p, upto) for p, upto in gone.items()]).values():
+            future.result()
+        self.starts_stream()
+        assert "--accept-loss" in self.said, self.said
+        return at
+
+    def everything_at_once(self) -> float:
+        """A settling, a replay, a compaction and a sweep beside the stream and three readers; both runs are published, and the
+        newer one is rolled back."""
+        at, name = time.time(), f"drill-{self.random.getrandbits(32):08x}"
+        replay = ("replay", "--only", page_panes.name, "--reason", "drill", "--run", name)
+        spark = session.session(self.settings, "drill")
+
+        def by_spark() -> tuple[Any, ...]:
+            rows = spark.read.format("delta").load(str(lake.table(self.settings, hourly_traffic).path))
+            sums = (F.count("*"), F.sum("pv"), F.sum("uv"), F.sum(F.col("settled").cast("int")))
+            return tuple(rows.where(F.col("day") == F.lit(self.day)).agg(*sums).first() or ())
+
+        try:
+            with self.readers(self.by_duckdb, self.by_polars, by_spark, rest=0.3) as still, ThreadPoolExecutor() as pool:
+                still()
+                staged = [pool.submit(self.world.tidemark, *argv) for argv in (self.settle_argv, replay)]
+                for beside in [pool.submit(self.world.tidemark, word) for word in ("compact", "sweep")]:
+                    beside.result()
+                runs = [lake.run_of(self.settings, one.result().splitlines()[-1].strip()) for one in staged]
+                runs.sort(key=lambda run: run.pins["main"].seq)
+                for run in runs:
+                    settle.publish(self.settings, CATALOG, run.id)
+                    still()
+                settle.rollback(self.settings, CATALOG, runs[-1].id, "drill")
+                still()
+        finally:
+            spark.stop()
         return at
 
     def checkpoint_deleted(self) -> float:
@@ -378,20 +431,26 @@ class Drill:
         """Publish the run that a command named last, while two readers ask without a pause: each answer is the one before, or the
         one after."""
         run = said.splitlines()[-1].strip()
-        seen, ended = Counter[Any](), threading.Event()
-        looks = (self.by_duckdb, self.by_polars)
+        with self.readers(self.by_duckdb, self.by_polars) as still:
+            still()
+            settle.publish(self.settings, CATALOG, run)
+            still()
+
+    @contextmanager
+    def readers(self, *looks: Callable[[], tuple[Any, ...]], rest: float = 0) -> Iterator[Callable[[], None]]:
+        """Readers that ask again and again, after a rest of some seconds. Whatever they find must be an answer of a moment at
+        which `still()` was called, when nothing was being published."""
+        seen, whole, ended = Counter[Any](), set[Any](), threading.Event()
 
         def poll(look: Callable[[], tuple[Any, ...]]) -> None:
-            while not ended.is_set():
+            while not ended.wait(rest):
                 seen[look()] += 1
 
-        whole = {look() for look in looks}
         readers = [threading.Thread(target=poll, args=(look,)) for look in looks]
         for reader in readers:
             reader.start()
         try:
-            settle.publish(self.settings, CATALOG, run)
-            whole |= {look() for look in looks}
+            yield lambda: whole.update(look() for look in looks)
         finally:
             ended.set()
             for reader in readers:
@@ -452,6 +511,7 @@ class Drill:
         """What of the witness's ledger the log lacks, has otherwise, has twice; and the stream's ledger against Kafka."""
         told = [json.loads(line) for line in self.ledger.read_text().splitlines()]
         acknowledged = {(t["partition"], t["offset"]): base64.b64decode(t["value"]) for t in told if "failed" not in t}
+        unseen = {(p, o) for p, start, until in self.unseen for o in range(start, until)}
         sql = f"SELECT kafka.partition, kafka.offset, kafka.value FROM {PAGE_VIEWS.name}"
         rows = [(p, o, bytes(v)) for p, o, v in query.query(self.settings, CATALOG, sql, rows=10_000_000).rows]
         held = {(p, o): v for p, o, v in rows}
@@ -459,18 +519,18 @@ class Drill:
         for row in lake.ledger_rows(self.settings, "main"):
             if row["topic"] == PAGE_VIEWS.name:
                 entered[row["partition"]] += row["until_offset"] - row["from_offset"]
-        ends, logged = self.world.ends(), Counter(partition for partition, _ in held)
+        ends, logged = self.world.ends(), Counter(partition for partition, _ in held.keys() | unseen)
         return {
             "records": len(acknowledged),
-            "lost": len(acknowledged.keys() - held.keys()),
+            "lost": len(acknowledged.keys() - held.keys() - unseen),
             "altered": sum(held[place] != value for place, value in acknowledged.items() if place in held),
             "doubled": len(rows) - len(held),
             "unexplained": sum(abs(entered[p] - ends[p]) + abs(logged[p] - ends[p]) for p in ends),
         }
 
     def events(self) -> pa.Table:
-        """The events that Kafka holds."""
-        records = kafka.consume(self.settings, PAGE_VIEWS.name, "earliest")
+        """The events that Kafka holds, or has held until the stream had read them."""
+        records = [*self.taken, *kafka.consume(self.settings, PAGE_VIEWS.name, "earliest")]
         return pa.Table.from_pylist([found for r in records if (found := accepted(r.value or b""))])
 
     def differing(self, events: pa.Table, views: Sequence[str]) -> dict[str, int]:
@@ -511,6 +571,8 @@ FAULTS = (
     "stream_frozen_and_a_second_started",
     "batch_forgotten",
     "partition_added",
+    "records_deleted",
+    "everything_at_once",
     "checkpoint_deleted",
     "checkpoint_cut",
     "checkpoint_flipped",
