@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -79,7 +81,7 @@ def soak(
         out.write_text(json.dumps(seen, indent=1) + "\n")
         outcome = one.held("soak", 0, list(ANSWERS))
     out.write_text(json.dumps(seen | {"outcome": asdict(outcome)}, indent=1) + "\n")
-    console.print(shown(taken))
+    console.print(shown(taken, [minute for minute, _ in caught]))
     if caught:
         late = [seconds for _, seconds in caught]
         console.print(
@@ -129,16 +131,27 @@ def mib(size: float) -> float:
     return round(size / 2**20, 2)
 
 
-def shown(taken: list[Sample]) -> Table:
-    """The first sample, the last, the greatest, and the slope over the second half, in which nothing warms up."""
+def shown(taken: list[Sample], kills: list[float]) -> Table:
+    """The first sample, the last, the greatest, and the slope of what was greatest between two kills, over the second half."""
     table = Table("what", "first", "last", "greatest", "slope per hour")
-    late = [s for s in taken if s.minute > taken[-1].minute / 2]
     for name in list(asdict(taken[0]))[1:]:
         values = [getattr(s, name) for s in taken]
-        slope = statistics.linear_regression([s.minute / 60 for s in late], [getattr(s, name) for s in late]).slope
-        table.add_row(name, f"{values[0]:,}", f"{values[-1]:,}", f"{max(values):,}", f"{slope:+,.1f}")
+        slope = growth([(s.minute, getattr(s, name)) for s in taken], kills)
+        table.add_row(name, f"{values[0]:,}", f"{values[-1]:,}", f"{max(values):,}", "" if slope is None else f"{slope:+,.1f}")
     return table
 
 
-if __name__ == "__main__":
-    typer.run(soak)
+def growth(samples: list[tuple[float, float]], kills: list[float]) -> float | None:
+    """What is held on to more after an hour: the slope, an hour, of the greatest value between two kills, over the second half of
+    them; of the samples where nobody was killed. None where there is too little. Samples and kills are by minute.
+
+    A process that is killed begins anew, so that what one has gained since its start is not what the next one adds to.
+    """
+    lives = [[s] for s in samples]
+    if kills:
+        lives = [[s for s in samples if a <= s[0] < b] for a, b in pairwise([0.0, *kills, math.inf])]
+    peaks = [max(life, key=lambda s: s[1]) for life in lives if life]
+    late = peaks[len(peaks) // 2 :]
+    if len(late) < 3:
+        return None
+    return statistics.linear_regression([minute / 60 for minute, _ in late], [value for _, value in late]).slope

@@ -9,6 +9,7 @@ import pytest
 import typer
 from bench import figures
 from bench.measure import stamp
+from bench.soak import growth
 
 OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
 
@@ -58,3 +59,12 @@ def test_a_faults_newest_drills_take_the_place_of_its_former_ones_and_the_others
         kept = json.loads((page.with_suffix("") / "drill.json").read_text())["drills"]
         assert [(o["drill"], o["records"], o["lost"]) for o in kept] == [("broker_killed", 10, 0), ("stream_killed", 4321, 0)]
     assert "| 7 |" not in page.read_text()
+
+
+def test_what_a_process_gains_before_each_kill_is_no_growth_and_what_every_next_one_adds_is():
+    kills = [5.0 * n for n in range(1, 12)]
+    saw = [(m / 4, 1000 + 100 * (m / 4 % 5)) for m in range(240)]
+    assert growth(saw, kills) == pytest.approx(0)
+    assert growth([(m, value + m) for m, value in saw], kills) == pytest.approx(60)
+    assert growth([(m, 3 * m) for m, _ in saw], []) == pytest.approx(180)
+    assert growth(saw[:80], kills[:3]) is None  # two lives say nothing
