@@ -504,7 +504,8 @@ class Settling:
             for topic in self.catalog.topics.values():
                 if topic.name in self.needed and lake.upto(self.run.pins, topic.name):
                     self.whole(topic)
-        derived = [d for d in self.catalog.derived if d.name in self.needed]
+        # Of days that are not over views are the stream's, which computes them again once the run is published.
+        derived = [d for d in self.catalog.derived if d.name in self.needed and self.run.days_of(d)]
         for declared in derived:
             if declared.name not in self.failed:
                 self.stage(declared)
