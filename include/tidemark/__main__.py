@@ -1226,6 +1226,46 @@ def compact() -> None:
 
 
 @app.command()
+def verify(
+    repair: Annotated[bool, typer.Option("--repair", help="Make a log's files again from Kafka; say what to replay.")] = False,
+    json_: AsJson = False,
+) -> None:
+    """Look whether every file that a table names is there, and as long as it was written. Exit code 1 where one is not.
+
+    With --repair a log's files are made again from Kafka, while it holds their records, and those of rollups and views are named
+    no more: readers go on without their rows, until the replay is published that the command tells.
+    """
+    from tidemark import repair as engine
+
+    config = settings()
+    found = engine.damage(config, catalog())
+    if not repair or not found:
+        if json_:
+            show(found)
+        elif found:
+            table(
+                ("table", "day", "rows", "file", "what"),
+                [[d.table, d.day, d.rows, d.path, d.what] for d in found],
+                right=("rows",),
+            )
+            typer.echo(f"{len(found)} files are damaged; mend them with: tidemark verify --repair", err=True)
+        else:
+            typer.echo("every file is there", err=True)
+        raise typer.Exit(FAILED if found else 0)
+    done = engine.repair(config, catalog(), lambda said: typer.echo(said, err=True))
+    if json_:
+        show(done)
+        return
+    table(
+        ("table", "files", "rows again", "then"),
+        [[d.table, d.files, d.rows, d.then] for d in done],
+        right=("files", "rows again"),
+    )
+    if any(d.then for d in done):
+        typer.echo("then tidemark compare and tidemark publish the run that it names", err=True)
+
+
+@app.command()
 def sweep(json_: AsJson = False) -> None:
     """Delete what is kept no longer: log days beyond a topic's `keep`, ledger, verdicts and runs beyond TIDEMARK_KEEP_RECORDS,
     and folders that no table's history, no undecided run and no publication that can be taken back names, when older than

@@ -1,0 +1,155 @@
+"""Files that a table names and that are gone or cut: found without Spark, and made again from Kafka or from the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING
+
+from tidemark import fold, kafka, lake, session
+from tidemark.model import Catalog, Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidemark.settings import Settings
+
+Progress = Callable[[str], None]
+
+
+class RepairError(RuntimeError):
+    """A file cannot be made again; the sentence names it and the way out."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that a table's newest version names, and `what` is wrong with it: it is gone, or is not as long as written."""
+
+    table: str
+    path: str
+    day: date | None
+    rows: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What became of one table: `rows` that are there again, and the command that does the rest, where there is one."""
+
+    table: str
+    files: int
+    rows: int
+    then: str | None
+
+
+def damage(settings: Settings, catalog: Catalog) -> list[Damage]:
+    """Every file of the lake's tables that is gone or cut; one look at each, without Spark. What is inside is not read."""
+    tables = [lake.table(settings, catalog[name]) for name in catalog.names]
+    tables += [lake.ledger(settings), lake.verdicts(settings)]
+    return [
+        Damage(table.name, file.path, file.day, file.rows, what)
+        for table in tables
+        if table.exists
+        for file in table.files()
+        if (what := wrong(table, file))
+    ]
+
+
+def wrong(table: lake.Table, file: lake.File) -> str | None:
+    try:
+        size = (table.path / file.path).stat().st_size
+    except FileNotFoundError:
+        return "is gone"
+    return None if size == file.size else f"has {size:,} of {file.size:,} bytes"
+
+
+def damaged(table: lake.Table) -> list[lake.File]:
+    return [file for file in table.files() if wrong(table, file)] if table.exists else []
+
+
+def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: None) -> list[Repaired]:
+    """Make a log's damaged files again from Kafka, and have rollups and views name theirs no more: those are replayed.
+
+    Beside a running stream too. Raises `RepairError`, and nothing is done to that table, where Kafka no longer holds what a
+    log's file held, where nobody knows what it held, and for the ledger, which is made of nothing else.
+    """
+    done = []
+    for table in (lake.ledger(settings), lake.verdicts(settings)):
+        if files := damaged(table):
+            raise RepairError(f"table {table.name}: {files[0].path} {wrong(table, files[0])}; put it back from a copy")
+    for topic in catalog.topics.values():
+        table = lake.table(settings, topic)
+        if files := damaged(table):
+            again(settings, topic, table, files)
+            done.append(Repaired(table.name, len(files), sum(f.rows for f in files), None))
+            progress(f"{table.name}: {len(files)} files made again from Kafka")
+    for declared in catalog.derived:
+        table = lake.table(settings, declared)
+        if files := damaged(table):
+            if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
+                raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+            first = min(f.day for f in files if f.day)
+            then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
+            done.append(Repaired(table.name, len(files), 0, then))
+            progress(f"{table.name}: {len(files)} files named no more")
+    return done
+
+
+def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[lake.File]) -> None:
+    """Read from Kafka again what a log's files held, and put it in their place, in one commit for each stream and day."""
+    groups: dict[tuple[str, date], list[lake.File]] = {}
+    for file in files:
+        if not file.live or not file.day:
+            raise RepairError(
+                f"table {table.name}: {file.path} {wrong(table, file)}, and was not written by a stream (OPTIMIZE, UPDATE or the "
+                f"like), so that nobody knows which records it held; put it back from a copy"
+            )
+        groups.setdefault((file.live["stream"], file.day), []).append(file)
+    for (stream, day), mine in groups.items():
+        span = [int(f.live[k]) for f in mine if f.live for k in ("lo", "hi")]
+        batch = lake.Batch(stream, min(span), max(span))
+        places: dict[int, tuple[int, int]] = {}
+        for row in lake.ledger_rows(settings, stream, batch.lo - 1):
+            if row["topic"] == topic.name and row["seq"] <= batch.hi:
+                low, high = places.get(row["partition"], (row["from_offset"], 0))
+                places[row["partition"]] = min(low, row["from_offset"]), max(high, row["until_offset"])
+        rows = sum(f.rows for f in mine)
+        first = kafka.offsets(settings, [topic.name], "earliest")[topic.name]
+        if gone := [p for p, (low, _) in places.items() if low < first.get(p, 0)]:
+            raise RepairError(
+                f"table {table.name}: {mine[0].path} {wrong(table, mine[0])}, and Kafka no longer holds all that it held: of "
+                f"partition {gone[0]} offsets {places[gone[0]][0]} to {first[gone[0]] - 1} are deleted; put it back from a copy"
+            )
+        whole = [f for f in table.files() if f.day == day and not wrong(table, f)]
+        adds = lake.write_spark(table, batch.folder, missing(settings, topic, table, whole, places, day))
+        found = sum(json.loads(add.stats)["numRecords"] for add in adds)
+        if found != rows:
+            raise RepairError(
+                f"table {table.name}: {mine[0].path} {wrong(table, mine[0])}; of the {rows:,} records of {day} that are missing "
+                f"Kafka, judged by the code of now, gives {found:,}; put it back from a copy"
+            )
+        if lake.swap(table, mine, adds, {"made again": [f.path for f in mine]}) is None:
+            raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+
+
+def missing(
+    settings: Settings, topic: Topic, table: lake.Table, whole: Sequence[lake.File], places: dict[int, tuple[int, int]], day: date
+) -> DataFrame:
+    """The records of a day at these places, `[from, until)` by partition, that the log's whole files lack; judged again."""
+    from pyspark.sql import functions as F
+
+    spark = session.session(settings, "tidemark-repair")
+    options = {
+        "assign": json.dumps({topic.name: sorted(places)}),
+        "startingOffsets": json.dumps({topic.name: {str(p): low for p, (low, _) in places.items()}}),
+        "endingOffsets": json.dumps({topic.name: {str(p): high for p, (_, high) in places.items()}}),
+        "groupIdPrefix": "tidemark-repair",
+    }
+    source = spark.read.format("kafka").options(**(kafka.spark_options(settings) | options)).load()
+    columns = [f.name for f in table.delta().schema().fields]
+    rows = fold.judged(topic, source).where(F.col("day") == F.lit(day)).select(*columns)
+    place = (F.col("kafka.partition").alias("_p"), F.col("kafka.offset").alias("_o"))
+    there = lake.read(spark, table, files=whole).select(*place)
+    return rows.select("*", *place).join(there, on=["_p", "_o"], how="left_anti").select(*columns).coalesce(1)

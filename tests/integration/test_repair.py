@@ -1,0 +1,133 @@
+"""A file of a table is gone or cut: it is found, and made again from Kafka or from the log, while the stream runs on."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tidemark import kafka, lake, model, query, repair, settle
+from tidemark.functions import distinct, how_many, pane
+from tidemark.model import Catalog, Live, Topic, rollup, view
+from tidemark.settings import Settings
+
+TODAY = datetime.now(UTC).date()
+MIDNIGHT = datetime.combine(TODAY, datetime.min.time(), UTC)
+LATE, EARLY = MIDNIGHT - timedelta(hours=3), MIDNIGHT + timedelta(seconds=1)
+"""Of yesterday, and of today."""
+
+
+def declared(topic: str) -> Catalog:
+    """Clicks by minute and by hour."""
+    clicks = Topic(topic, "id", 2, "id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL", "clicked_at", id="id")
+
+    @rollup(reads={"clicks": clicks}, key=("minute",), time="minute", merge={"ids": "distinct"})
+    def minutes(clicks: DataFrame) -> DataFrame:
+        return clicks.groupBy(pane("clicked_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+
+    @view(reads={"minutes": minutes}, key=("hour",), time="hour", live=Live("1 second", "12 hours"))
+    def hours(minutes: DataFrame) -> DataFrame:
+        return minutes.groupBy(F.date_trunc("hour", "minute").alias("hour")).agg(F.sum(how_many("ids")).alias("clicks"))
+
+    return model.catalog([type("shop", (), {"clicks": clicks, "minutes": minutes, "hours": hours})])
+
+
+class Shop:
+    def __init__(self, settings: Settings, topic: str, run: Any) -> None:
+        self.settings, self.topic, self.catalog, self.sent = settings, topic, declared(topic), 0
+        kafka.apply(settings, self.catalog.topics.values())
+        self.stream = run(settings, {"topic": topic})
+
+    def batch(self, at: datetime, count: int = 3) -> None:
+        events = [{"id": f"c{self.sent + n}", "clicked_at": at.isoformat()} for n in range(count)]
+        assert kafka.produce(self.settings, self.catalog.topics[self.topic], events).complete
+        self.sent += count
+        self.stream.until(lambda: sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == self.sent)
+
+    def table(self, name: str) -> lake.Table:
+        return lake.table(self.settings, self.catalog[name])
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return query.query(self.settings, self.catalog, sql.replace("LOG", self.topic), rows=1000).rows
+
+    def log(self) -> list[tuple[Any, ...]]:
+        return self.rows("SELECT id, clicked_at, kafka.partition, kafka.offset, kafka.value, day FROM LOG ORDER BY ALL")
+
+    def hours(self) -> list[tuple[Any, ...]]:
+        return self.rows("SELECT hour, clicks FROM hours ORDER BY ALL")
+
+    def replayed(self, name: str, first: date) -> None:
+        run = settle.replay(self.settings, self.catalog, "repair", source="log", only=[name], first=first)
+        settle.publish(self.settings, self.catalog, run.id)
+
+    def damage(self) -> list[tuple[str, str]]:
+        return [(d.table, d.what) for d in repair.damage(self.settings, self.catalog)]
+
+
+@pytest.fixture
+def shop(house: Callable[..., Settings], run: Any, request: pytest.FixtureRequest) -> Shop:
+    return Shop(house(compact_every="1 hour"), f"clicks_{request.node.name[5:30]}", run)
+
+
+def test_files_of_every_kind_that_are_gone_or_cut_are_made_again_beside_the_stream(shop: Shop) -> None:
+    shop.batch(LATE)
+    shop.batch(EARLY)
+    shop.batch(EARLY)
+    hours = [(LATE.replace(minute=0, second=0), 3), (MIDNIGHT, 6)]
+    shop.stream.until(lambda: shop.hours() == hours)
+    whole = shop.log()
+    assert shop.damage() == []
+
+    log, minutes, view = (shop.table(name) for name in (shop.topic, "minutes", "hours"))
+    for file in log.files():
+        if file.day == TODAY:
+            (log.path / file.path).unlink()
+    (old,) = [file for file in log.files() if file.day != TODAY]
+    (log.path / old.path).write_bytes((log.path / old.path).read_bytes()[:-100])
+    for table in (minutes, view):
+        for file in table.files():
+            (table.path / file.path).unlink()
+    assert {table for table, _ in shop.damage()} == {log.name, minutes.name, view.name}
+    assert (log.name, f"has {old.size - 100:,} of {old.size:,} bytes") in shop.damage()
+
+    done = {d.table: d for d in repair.repair(shop.settings, shop.catalog)}
+    assert shop.damage() == [] and shop.log() == whole and done[log.name].rows == 9
+    first = LATE.date()
+    assert [done[t.name].then for t in (minutes, view)] == [
+        f"tidemark replay --source log --only {name} --from {first} --reason repair" for name in ("minutes", "hours")
+    ]
+    shop.replayed("minutes", first)
+    shop.stream.until(lambda: shop.hours() == hours)
+    shop.batch(EARLY, 1)  # and the stream goes on
+    hours[1] = (MIDNIGHT, 7)
+    shop.stream.until(lambda: shop.hours() == hours)
+
+    # Of a view alone, and of a day that is not over: the stream computes it again.
+    (file,) = [file for file in view.files() if file.day == TODAY]
+    (view.path / file.path).unlink()
+    (one,) = repair.repair(shop.settings, shop.catalog)
+    assert one.then and f"--only hours --from {TODAY}" in one.then
+    shop.replayed("hours", TODAY)
+    shop.stream.until(lambda: shop.hours() == hours)
+    shop.stream.drains()
+
+
+def test_what_kafka_no_longer_holds_is_refused_and_nothing_is_done(shop: Shop) -> None:
+    shop.batch(EARLY, 6)
+    shop.stream.drains()
+    log = shop.table(shop.topic)
+    ends = kafka.offsets(shop.settings, [shop.topic], "latest")[shop.topic]
+    partition = max(ends, key=lambda p: ends[p])
+    admin = AdminClient(kafka.client_config(shop.settings))
+    for future in admin.delete_records([TopicPartition(shop.topic, partition, 1)]).values():
+        future.result()
+    (file,) = log.files()
+    (log.path / file.path).unlink()
+    version = log.delta().version()
+    with pytest.raises(repair.RepairError, match=rf"partition {partition} offsets 0 to 0 are deleted; put it back from a copy"):
+        repair.repair(shop.settings, shop.catalog)
+    assert log.delta().version() == version and shop.damage() == [(log.name, "is gone")]
