@@ -43,7 +43,7 @@ from bench.measure import stamp
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, query, session, settle
 from tidemark.pipelines import CATALOG
-from tidemark.pipelines.traffic import PAGE_VIEWS, hourly_traffic, page_panes
+from tidemark.pipelines.traffic import PAGE_VIEWS, hourly_traffic, page_quarters
 
 log = structlog.get_logger()
 
@@ -53,6 +53,8 @@ POINTS = ("offsets", "files", "files:2", "commit", "commit:2", "commit:3", "betw
 """Of a batch: planned, a table's files written, a table committed, all of it done and the checkpoint not."""
 REPAIR = re.compile(r"tidemark (speed --stream \w+ --\w[\w-]*)")
 COUNTED = "count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv"
+ROLLED = ("--only", page_quarters.name)
+"""What is settled and replayed: the rollup that the views of `ANSWERS` are of, and they."""
 ANSWERS = {
     "hourly_traffic": f"SELECT page, date_trunc('hour', viewed_at) AS hour, {COUNTED} FROM held GROUP BY ALL",
     "site_hourly_traffic": f"SELECT date_trunc('hour', viewed_at) AS hour, {COUNTED} FROM held GROUP BY ALL",
@@ -95,7 +97,7 @@ class Drill:
         # What retention has taken: records that were read before, and where those were that were not: partition, from, until.
         self.taken: list[kafka.Record] = []
         self.unseen: list[tuple[int, int, int]] = []
-        self.settle_argv = ("settle", "--day", str(day), "--only", page_panes.name, "--reason", "drill")
+        self.settle_argv = ("settle", "--day", str(day), *ROLLED, "--reason", "drill")
 
     # ---- faults: each returns when it happened
 
@@ -180,7 +182,7 @@ class Drill:
         """A settling, a replay, a compaction and a sweep beside the stream and three readers; both runs are published, and the
         newer one is rolled back."""
         at, name = time.time(), f"drill-{self.random.getrandbits(32):08x}"
-        replay = ("replay", "--only", page_panes.name, "--reason", "drill", "--run", name)
+        replay = ("replay", *ROLLED, "--reason", "drill", "--run", name)
         spark = session.session(self.settings, "drill")
 
         def by_spark() -> tuple[Any, ...]:
@@ -234,7 +236,8 @@ class Drill:
         It is moved away and the day settled again, as the refusal says.
         """
         at = self.kills(STREAM, start=False)
-        tables = [lake.ledger(self.settings), *(lake.table(self.settings, d) for d in (PAGE_VIEWS, page_panes, hourly_traffic))]
+        declared = (PAGE_VIEWS, page_quarters, hourly_traffic)
+        tables = [lake.ledger(self.settings), *(lake.table(self.settings, d) for d in declared)]
         table = self.random.choice(tables)
         entry = max((table.path / "_delta_log").glob("*.json"))
         os.truncate(entry, self.random.choice((0, entry.stat().st_size // 2)))
@@ -258,7 +261,7 @@ class Drill:
 
     def replay_killed(self) -> float:
         """A replay from offset zero, at a random moment; it is begun again where it was, and published with a reader."""
-        argv = ("replay", "--only", page_panes.name, "--reason", "drill", "--run", f"drill-{self.random.getrandbits(32):08x}")
+        argv = ("replay", *ROLLED, "--reason", "drill", "--run", f"drill-{self.random.getrandbits(32):08x}")
         replay = self.starts("replay", *argv)
         time.sleep(self.random.uniform(10, 40))
         at = time.time()

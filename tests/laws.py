@@ -138,13 +138,14 @@ def log_of(spark: SparkSession, topic: Topic, events: Sequence[dict]) -> DataFra
 class Lake:
     """Logs and rollups as one way of running has left them."""
 
-    def __init__(self, logs: dict[str, DataFrame], rollups: dict[str, DataFrame]) -> None:
+    def __init__(self, logs: dict[str, DataFrame], rollups: dict[str, DataFrame], merged: bool = False) -> None:
+        self.merged = merged
         self.tables = logs | {name: rows.persist() for name, rows in rollups.items()}
 
     @classmethod
     def at_once(cls, catalog: Catalog, logs: dict[str, DataFrame]) -> "Lake":
-        """One run over everything."""
-        return cls(logs, {r.name: rolled(r, logs) for r in catalog.rollups.values()})
+        """One run over everything, whose rollups have each key once."""
+        return cls(logs, {r.name: rolled(r, logs) for r in catalog.rollups.values()}, merged=True)
 
     @classmethod
     def in_batches(cls, catalog: Catalog, logs: dict[str, DataFrame], world: World) -> "Lake":
@@ -165,7 +166,7 @@ class Lake:
 
     def answers(self, view: View, way: View | Shortcut, start: datetime, end: datetime) -> DataFrame:
         spark = next(iter(self.tables.values())).sparkSession
-        return fold.answers(spark, view, way, self.read, start, end, settled=True)
+        return fold.answers(spark, view, way, self.read, start, end, settled=True, merged=self.merged)
 
     def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:
         """By the short way, with what lies before every mark and within its lookback merged, one row of each rest of the key."""

@@ -91,7 +91,7 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
     assert found == [(1, 2), (3, 3), (4, 4), (5, 6), (10, 10)]
 
 
-@pytest.mark.parametrize(("each", "short"), [(100, True), (400_000, False)])
+@pytest.mark.parametrize(("each", "short"), [(100, True), (settle.LONG // 2, False)])
 def test_run_over_many_records_takes_a_jvm_for_a_longer_life(settings, monkeypatch, each, short):
     from tidemark.pipelines import traffic
 

