@@ -1,4 +1,5 @@
-"""One micro-batch: the platform's own, and the same job writing with delta-spark's append, on the same records."""
+"""One micro-batch: the platform's own, and the same job writing with delta-spark's append, on the same records; and the files
+that are left of many, compacted."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ def measure(world: World, events: int, batches: int) -> list[Figure]:
         update={"home": world.home / "append", "lake": None, "batch_records": events, "trigger": "0 seconds"}
     )
     said = program("bench.append", world.environment(home), batches=batches)
+    files, compaction = said.pop("files"), said.pop("compaction") / (batches + 3)
     middle = {way: {what: statistics.median(c[what] for c in said[way]) for what in ("wall", "cpu")} for way in said}
     size = f"{events:,} events a batch, {batches} batches in turns"
     found = [
@@ -36,18 +38,29 @@ def measure(world: World, events: int, batches: int) -> list[Figure]:
         found.append(
             Figure(f"append: {what} of tidemark's batch, share of delta-spark's", ratio, "", "delta-spark's append", goal)
         )
-    return found
+    # W2: a compaction runs every few minutes beside the stream; here once, after these batches.
+    whole = (middle["tidemark"]["cpu"] + compaction) / middle["delta-spark"]["cpu"]
+    size = f"log and rollups after {batches + 3} batches, compacted once"
+    return [
+        *found,
+        *(Figure(f"append: files, {way}", count, "", size) for way, count in files.items()),
+        Figure("append: files of tidemark, share of delta-spark's", files["tidemark"] / files["delta-spark"], "", size, "<= 0.1"),
+        Figure(
+            "append: cpu with its share of the compaction, share of delta-spark's", whole, "", "delta-spark's append", "<= 0.5"
+        ),
+    ]
 
 
 def race(batches: Annotated[int, typer.Option()]) -> None:
     """A real streaming query over a backlog whose every batch is done both ways, in turns which is first."""
+    from deltalake import DeltaTable
     from pyspark.sql import functions as F
 
-    from tidemark import fold, session
+    from tidemark import fold, lake, session
     from tidemark.pipelines import CATALOG
-    from tidemark.pipelines.traffic import PAGE_VIEWS, page_panes
+    from tidemark.pipelines.traffic import PAGE_VIEWS, page_panes, page_quarters
     from tidemark.settings import Settings
-    from tidemark.speed import Stream
+    from tidemark.speed import Stream, merging
 
     settings = Settings()
     (settings.state / "main").mkdir(parents=True, exist_ok=True)
@@ -56,7 +69,7 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
     stream.make_tables()
     stream.generation = stream.open_generation(False, False)
     own, enough = stream.batch, threading.Event()
-    said: dict[str, list[dict[str, float]]] = {"tidemark": [], "delta-spark": []}
+    said: dict[str, Any] = {"tidemark": [], "delta-spark": []}
 
     def append(rows: DataFrame, name: str, number: int) -> None:
         once = rows.write.format("delta").mode("append").option("txnAppId", "peer").option("txnVersion", number)
@@ -66,9 +79,10 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
         rows = fold.judged(PAGE_VIEWS, records).persist()
         views = fold.accepted(PAGE_VIEWS, rows)
         with ThreadPoolExecutor(2, initializer=stream.in_pool, initargs=("stream",)) as writers:
-            logged = writers.submit(append, rows.drop("event_time"), "log", number)
-            rolled = writers.submit(append, fold.roll(page_panes, {"views": views}), "rollup", number)
-            logged.result(), rolled.result()
+            logged = writers.submit(append, rows.drop("event_time"), PAGE_VIEWS.name, number)
+            rolled = [writers.submit(append, fold.roll(r, {"views": views}), r.name, number) for r in (page_panes, page_quarters)]
+            for one in (logged, *rolled):
+                one.result()
         counts = rows.groupBy(F.col("kafka.partition").alias("partition")).agg(
             F.count("*").alias("records"),
             F.count("reject").alias("rejects"),
@@ -95,9 +109,17 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
         pass
     if query.exception():
         raise query.exception()
+    query.stop()
+    tables = [(one, lake.table(settings, one)) for one in (PAGE_VIEWS, page_panes, page_quarters)]
+    upto = {name: pin.seq for name, pin in lake.pins(settings, CATALOG.streams).items()}
+    with Cost() as cost:
+        for declared, table in tables:
+            lake.compact(stream.spark, settings, table, merging(declared), upto)
+    said["compaction"] = cost.cpu
+    theirs = (DeltaTable(settings.home / "peer" / declared.name).file_uris() for declared, _ in tables)
+    said["files"] = {"tidemark": sum(len(table.files()) for _, table in tables), "delta-spark": sum(map(len, theirs))}
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
-    query.stop()
     stream.spark.stop()
 
 

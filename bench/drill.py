@@ -250,6 +250,24 @@ class Drill:
         self.settles()  # the entry may have been a publication
         return at
 
+    def file_gone(self) -> float:
+        """A file of a log, a rollup or a view is deleted. It is looked for, made again or named no more, and its day replayed."""
+        at = self.kills(STREAM, start=False)
+        declared = self.random.choice((PAGE_VIEWS, page_quarters, hourly_traffic))
+        table = lake.table(self.settings, declared)
+        file = self.random.choice(table.files())
+        (table.path / file.path).unlink()
+        try:
+            raise AssertionError(f"{file.path} is not missed: {self.world.tidemark('verify', '--json')}")
+        except RuntimeError as found:
+            assert file.path in str(found), found
+        self.said = self.world.tidemark("verify", "--repair", "--json")
+        assert self.world.tidemark("verify").strip() == "every file is there"
+        self.starts_stream()
+        if then := re.search(r'"then": "tidemark ([^"]+)"', self.said):
+            self.publishes(self.world.tidemark(*shlex.split(then[1])))
+        return at
+
     def settling_killed(self) -> float:
         """A settling, at a random moment; the day is settled again, and published while a reader looks on."""
         settling = self.starts("settle", *self.settle_argv)
@@ -580,6 +598,7 @@ FAULTS = (
     "checkpoint_cut",
     "checkpoint_flipped",
     "log_entry_damaged",
+    "file_gone",
     "settling_killed",
     "replay_killed",
 )
