@@ -152,7 +152,7 @@ class Stream:
         self.began = datetime.now(UTC)
         self.away = False
         self.admin: AdminClient | None = None
-        # Whether two batches in a row since the start have left no more unread than they read, or one has left nothing.
+        # Whether three batches in a row since the start have left no more unread than they read, or one has left nothing.
         self.caught_up, self.keeping_up = False, 0
         self.set_aside: dict[str, str] = {}
         self.places: dict[str, Column] = {}
@@ -844,7 +844,7 @@ class Stream:
         lag = self.lag()
         unread = sum(lag.values())
         self.keeping_up = self.keeping_up + 1 if unread <= records else 0
-        self.caught_up = self.caught_up or not unread or self.keeping_up == 2
+        self.caught_up = self.caught_up or not unread or self.keeping_up == 3
         self.progress = {
             "stream": self.name,
             "generation": self.generation.number,
@@ -1081,7 +1081,7 @@ class Refresher:
     def waits(self) -> bool:
         """Whether the stream catches up, and its views wait: what they would show is old at once, and costs it its cores.
 
-        After a start, until two batches in a row have left no more unread than they read, or one has left nothing.
+        After a start, until three batches in a row have left no more unread than they read, or one has left nothing.
         """
         if self.stream.caught_up and self.stream.progress.get("lag", 0) <= self.stream.settings.batch_records:
             self.waiting = None
@@ -1179,14 +1179,18 @@ class Refresher:
         if since >= end:
             self.stream.skipped.discard(view.name)
         self.swept[view.name] = since
+        if self.stream.computed.get(view.name) != since:
+            self.stream.remember_computed(view.name, since)
         self.seen[view.name], self.upto[view.name] = at, seq
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
-        """Where the sweep goes on after a start: behind what it has written, if that was within a day; else at the hour."""
-        files = self.stream.tables[view.name].files()
-        highs = [lake.comparable(f.high, end) for f in files if f.span and f.span["mark"] == "all" and f.high is not None]
-        last = max(highs, default=EARLIEST)
-        return last + step if end - last < timedelta(days=1) else floor(end, HOUR)
+        """Where the sweep goes on after a start: where it ended, or behind what it has written, if that was within a day; else at
+        the hour. Hours that hold nothing leave no file to tell that they were swept."""
+        if (since := self.stream.computed.get(view.name)) is None:
+            files = self.stream.tables[view.name].files()
+            highs = [lake.comparable(f.high, end) for f in files if f.span and f.span["mark"] == "all" and f.high is not None]
+            since = max(highs, default=EARLIEST) + step
+        return since if end - since < timedelta(days=1) else floor(end, HOUR)
 
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""

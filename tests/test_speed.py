@@ -1,0 +1,34 @@
+"""The stream's clockwork that needs neither Kafka nor Spark; what it does with them is in tests/integration."""
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemark import speed
+from tidemark.pipelines.traffic import last_hour
+
+END, STEP = datetime(2026, 11, 19, 14, 30, tzinfo=UTC), timedelta(seconds=5)
+WRITTEN = END - timedelta(hours=9)
+
+
+@pytest.mark.parametrize(
+    ("ended", "written", "on"),
+    [
+        (None, WRITTEN, WRITTEN + STEP),
+        # The hours since hold nothing, and left no file to tell that they were swept.
+        (END - timedelta(hours=1), WRITTEN, END - timedelta(hours=1)),
+        (None, None, datetime(2026, 11, 19, 14, tzinfo=UTC)),
+        (END - timedelta(days=2), WRITTEN, datetime(2026, 11, 19, 14, tzinfo=UTC)),
+    ],
+    ids=["behind what is written", "where it ended", "nothing is known", "away for days"],
+)
+def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime | None, on: datetime) -> None:
+    files = [SimpleNamespace(span={"mark": "all"}, high=written)] if written else []
+    stream: Any = SimpleNamespace(
+        computed={last_hour.name: ended} if ended else {}, tables={last_hour.name: SimpleNamespace(files=lambda: files)}
+    )
+    refresher = object.__new__(speed.Refresher)
+    refresher.stream = stream
+    assert refresher.swept_before(last_hour, END, STEP) == on
