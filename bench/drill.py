@@ -622,7 +622,8 @@ def drill(
     console, random = Console(width=170), Random(seed)
     console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
     outcomes: list[Outcome] = []
-    run = stamp("make drill LONG=1", seed) | {"drills": []}
+    command = f"python -m bench.drill --only {only}" if only else "make drill" + " LONG=1" * long
+    run = stamp(command, seed) | {"drills": []}
     out.parent.mkdir(parents=True, exist_ok=True)
     for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE), (SmallDisks, OF_DISKS)):
         drawn = [name for name in names for _ in range(rounds) if name in faults]
