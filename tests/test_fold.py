@@ -406,15 +406,15 @@ MERGED = {
 }
 
 
-@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("order", [ROWS, ROWS[::-1], [*ROWS, *ROWS[::2]], sorted(ROWS, key=str)])
-def test_merge_of_rows_in_any_order_and_some_twice(spark, order, coarse):
+def test_merge_of_rows_in_any_order_and_some_twice(spark, order, many):
     kinds = "page STRING, first INT, last INT, stage STRING, seq BIGINT, note STRING, seen ARRAY<STRING>, n INT"
     rows = spark.createDataFrame([(*row, n) for n, row in enumerate(order)], kinds).withColumn("visitor", F.explode_outer("seen"))
     rows = rows.groupBy(*[c for c in rows.columns if c not in ("seen", "visitor")]).agg(
         functions.distinct("visitor").alias("visitors")
     )
-    merged = fold.merge(replace(everything, coarse=coarse), rows.withColumn("pane", F.lit(NOON)).repartition(2))
+    merged = fold.merge(replace(everything, many=many), rows.withColumn("pane", F.lit(NOON)).repartition(2))
     assert merged.columns == ["page", "pane", "first", "last", "stage", "seq", "note", "visitors"]
     found = merged.withColumn("visitors", functions.how_many("visitors")).drop("pane")
     assert {r[0]: tuple(r)[1:] for r in found.collect()} == MERGED
@@ -434,7 +434,7 @@ def test_a_set_is_exact_beyond_a_million_values(spark):
     assert spark.range(1_350_000).agg(functions.how_many(functions.distinct("id"))).first()[0] == 1_350_000
 
 
-def test_sets_of_a_coarse_rollup_are_united_by_one_aggregate_and_others_one_after_the_other(spark):
+def test_sets_of_a_rollup_with_many_rows_of_a_key_are_united_by_one_aggregate_and_others_one_after_the_other(spark):
     def plan_of(declared):
         rows = fold.nothing(spark, "page STRING, pane TIMESTAMP, views BINARY, visitors BINARY")
         return fold.merge(declared, rows)._jdf.queryExecution().analyzed().toString()

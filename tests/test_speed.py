@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidemark import speed
+from tidemark.model import duration
 from tidemark.pipelines.traffic import last_hour
 
 END, STEP = datetime(2026, 11, 19, 14, 30, tzinfo=UTC), timedelta(seconds=5)
@@ -32,3 +33,17 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
     refresher = object.__new__(speed.Refresher)
     refresher.stream = stream
     assert refresher.swept_before(last_hour, END, STEP) == on
+
+
+def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
+    shortcut, refresh = last_hour.shortcut, last_hour.refresh
+    assert shortcut and refresh
+    end = END - duration(refresh.back)
+    noted: dict[str, datetime] = {}
+    files = [SimpleNamespace(span={"mark": "all"}, high=end - STEP)]
+    stream: Any = SimpleNamespace(computed={}, tables={last_hour.name: SimpleNamespace(files=lambda: files)}, skipped=set())
+    stream.remember_computed = lambda view, at: noted.update({view: at})
+    refresher = object.__new__(speed.Refresher)
+    refresher.stream, refresher.swept, refresher.seen, refresher.upto = stream, {}, {}, {}
+    refresher.sweep(last_hour, shortcut, refresh, END, 7)
+    assert noted == {last_hour.name: end}

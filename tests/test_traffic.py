@@ -197,22 +197,14 @@ def test_visitors_without_a_name_are_one_visitor(spark):
     assert rows(site_hourly_traffic(panes=frame), "pv", "uv") == [(2, 2)]
 
 
-def test_a_quarter_of_an_hour_begins_where_a_day_does_in_every_zone(spark):
-    #   Kathmandu is 5:45 ahead: its 19th begins at 18:15 UTC
-    spark.conf.set("spark.tidemark.zone", "Asia/Kathmandu")
+@pytest.mark.parametrize(
+    ("zone", "last", "first"), [("Asia/Kathmandu", "18:14:59.999", "18:15:00"), ("Europe/Berlin", "22:59:59.999", "23:00:00")]
+)
+def test_a_day_ends_when_it_is_midnight_there_and_a_quarter_of_an_hour_too(spark, zone, last, first):
+    #   there: [18th -------- 23:59:59.999)[19th
+    spark.conf.set("spark.tidemark.zone", zone)
     try:
-        frame = quarters(spark, "18:14:59.999 ann /", "18:15:00 ann /")
-        assert rows(site_daily_traffic(panes=frame), "day", "pv") == [(date(2026, 11, 18), 1), (date(2026, 11, 19), 1)]
-    finally:
-        spark.conf.set("spark.tidemark.zone", "UTC")
-
-
-def test_a_day_in_berlin_ends_when_it_is_midnight_there(spark):
-    #   Berlin: [18th -------- 23:59:59.999)[19th
-    #   UTC:                22:59:59.999 I   I 23:00
-    spark.conf.set("spark.tidemark.zone", "Europe/Berlin")
-    try:
-        frame = quarters(spark, "22:59:59.999 ann /", "23:00:00 ann /")
+        frame = quarters(spark, f"{last} ann /", f"{first} ann /")
         assert rows(site_daily_traffic(panes=frame), "day", "pv") == [(date(2026, 11, 18), 1), (date(2026, 11, 19), 1)]
     finally:
         spark.conf.set("spark.tidemark.zone", "UTC")

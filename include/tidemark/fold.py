@@ -368,13 +368,13 @@ def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
 def merge(rollup: Rollup, rows: DataFrame, many: bool = False, counted: Sequence[str] = ()) -> DataFrame:
     """Rows of any batches, in any order, some twice, as one row for each key: the law that everything stands on.
 
-    `many`, or the rollup's `coarse`, says that hundreds of rows share a key: sets are then united by one aggregate instead of one
-    after the other. Sets that are `counted` are counts already, of rows that stand there once each, and are added up.
+    `many`, of the call or of the rollup, says that hundreds of rows share a key: sets are then united by one aggregate instead
+    of one after the other. Sets that are `counted` are counts already, of rows that stand there once each, and are added up.
     """
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
-    many = many or rollup.coarse
+    many = many or rollup.many
     sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counted]
     plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
     plain += [F.sum(c).alias(c) for c in counted if c in rollup.merge]

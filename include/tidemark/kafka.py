@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from zoneinfo import ZoneInfo
 
 import structlog
@@ -49,6 +49,9 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from tidemark.model import EVENT_TIME, UNITS, Topic, duration
 from tidemark.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 log = structlog.get_logger()
 
@@ -189,6 +192,18 @@ def spark_options(settings: Settings) -> dict[str, str]:
             f"org.apache.kafka.common.security.{module} required username={user} password={password};"
         )
     return options
+
+
+def between(spark: SparkSession, settings: Settings, topic: str, places: Mapping[int, tuple[int, int]], group: str) -> DataFrame:
+    """A topic's records at these places, offsets `[from, until)` by partition, as Spark's Kafka source gives them."""
+    starts, ends = ({str(partition): place[n] for partition, place in places.items()} for n in (0, 1))
+    options = {
+        "assign": json.dumps({topic: sorted(places)}),
+        "startingOffsets": json.dumps({topic: starts}),
+        "endingOffsets": json.dumps({topic: ends}),
+        "groupIdPrefix": group,
+    }
+    return spark.read.format("kafka").options(**(spark_options(settings) | options)).load()
 
 
 def quoted(text: str) -> str:

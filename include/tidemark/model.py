@@ -239,7 +239,7 @@ class Changes:
 class Rollup:
     """Events folded into rows that merge. Calling it calls its function, so a test can.
 
-    `coarse` says that a key is so long-lived that every batch has a row of it: hundreds of sets of a key are then united by one
+    `many` says that a key is so long-lived that every batch has a row of it: hundreds of sets of a key are then united by one
     aggregate, and not one after the other. The answer is the same.
     """
 
@@ -251,7 +251,7 @@ class Rollup:
     merge: Mapping[str, str]
     checks: tuple[Check, ...] = ()
     comments: Mapping[str, str] = field(default_factory=dict)
-    coarse: bool = False
+    many: bool = False
 
     def __post_init__(self) -> None:
         owner = f"rollup {self.name}"
@@ -550,14 +550,14 @@ def rollup(
     merge: Mapping[str, str],
     checks: Iterable[Check] = (),
     comments: Mapping[str, str] | None = None,
-    coarse: bool = False,
+    many: bool = False,
 ) -> Callable[[Callable[..., Any]], Rollup]:
     """Declare a rollup: the decorated function groups accepted records by `key`, `merge` says how its rows merge.
 
-    `comments` are the columns' meanings and units, as DESCRIBE shows them. `coarse` says that every batch has a row of a key.
+    `comments` are the columns' meanings and units, as DESCRIBE shows them. `many` says that every batch has a row of a key.
     """
     return lambda function: Rollup(
-        function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks), dict(comments or {}), coarse
+        function.__name__, function, dict(reads), key, time, dict(merge), tuple(checks), dict(comments or {}), many
     )
 
 
@@ -680,7 +680,7 @@ def fingerprint(declared: Source) -> str:
     if isinstance(declared, Changes):
         return f"changes of {fingerprint(declared.topic)}"
     # A topic is the same in whatever stream, a rollup however its sets are united.
-    beside = ("function", "reads", "shortcut", "sample", "stream", "coarse")
+    beside = ("function", "reads", "shortcut", "sample", "stream", "many")
     said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in beside))]
     if not isinstance(declared, Topic):
         said += [

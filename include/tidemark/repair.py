@@ -141,13 +141,7 @@ def missing(
     from pyspark.sql import functions as F
 
     spark = session.session(settings, "tidemark-repair")
-    options = {
-        "assign": json.dumps({topic.name: sorted(places)}),
-        "startingOffsets": json.dumps({topic.name: {str(p): low for p, (low, _) in places.items()}}),
-        "endingOffsets": json.dumps({topic.name: {str(p): high for p, (_, high) in places.items()}}),
-        "groupIdPrefix": "tidemark-repair",
-    }
-    source = spark.read.format("kafka").options(**(kafka.spark_options(settings) | options)).load()
+    source = kafka.between(spark, settings, topic.name, places, "tidemark-repair")
     columns = [f.name for f in table.delta().schema().fields]
     rows = fold.judged(topic, source).where(F.col("day") == F.lit(day)).select(*columns)
     place = (F.col("kafka.partition").alias("_p"), F.col("kafka.offset").alias("_o"))

@@ -563,15 +563,9 @@ class Settling:
         for step in range(done + 1, steps):
             self.give_way(topic)
             began = time.monotonic()
-            starts, ends = ({str(p): o * n // steps for p, o in until.items()} for n in (step, step + 1))
-            options = {
-                "assign": json.dumps({topic.name: sorted(until)}),
-                "startingOffsets": json.dumps({topic.name: starts}),
-                "endingOffsets": json.dumps({topic.name: ends}),
-                "groupIdPrefix": f"tidemark-{self.run.id}",
-            }
+            places = {p: (o * step // steps, o * (step + 1) // steps) for p, o in until.items()}
             if until:
-                source = self.spark.read.format("kafka").options(**(kafka.spark_options(self.settings) | options)).load()
+                source = kafka.between(self.spark, self.settings, topic.name, places, f"tidemark-{self.run.id}")
                 rows = fold.judged(topic, source).drop("event_time")
             else:
                 rows = fold.nothing(self.spark, fold.log_schema(topic))

@@ -636,10 +636,6 @@ class Stream:
             "subscribe": ",".join(sorted(self.mine.topics)),
             "startingOffsets": json.dumps(self.generation.start),
             "maxOffsetsPerTrigger": str(self.settings.batch_records),
-            "includeHeaders": "true",
-            "failOnDataLoss": "true",
-            # A live read waits for the broker's long poll: 20 ms instead of 500 took 760 ms a batch to 540.
-            "kafka.fetch.max.wait.ms": "20",
             "kafka.request.timeout.ms": "10000",
             "kafka.default.api.timeout.ms": "20000",
             "groupIdPrefix": f"tidemark-{self.name}-reader",

@@ -67,7 +67,7 @@ def page_panes(views: DataFrame) -> DataFrame:
     time="pane",
     merge={"views": "distinct", "visitors": "distinct"},
     comments={"pane": "the start of the quarter of an hour", **SETS},
-    coarse=True,
+    many=True,
 )
 def page_quarters(views: DataFrame) -> DataFrame:
     """Quarters of an hour of each page, of which hours and days are unions in every time zone: 96 sets a day, not 17,280."""
