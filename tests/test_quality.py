@@ -279,6 +279,18 @@ def test_docs_keep_every_run_name_the_failed_check_and_escape_what_data_says(spa
     assert "nightly-2" in index
 
 
+def test_a_query_is_run_once_where_it_finds_no_row_and_again_for_its_rows_where_it_does(spark, monkeypatch):
+    asked, sql = [], SparkSession.sql
+    monkeypatch.setattr(SparkSession, "sql", lambda self, query, *more: asked.append(query) or sql(self, query, *more))
+    checks = [
+        expect("UnexpectedRowsExpectation", unexpected_rows_query=f"SELECT * FROM {{batch}} WHERE pv < {n}") for n in (1, 2)
+    ]
+    judged = Judged(with_checks(*checks), hours(spark, ("/a", TEN, 1)), START, END)
+    found = [v for v in quality.judge("r1", {"hourly_traffic": judged}) if v.outcome == "failed"]
+    assert [(v.unexpected, "/a" in v.sample) for v in found] == [(1, True)]
+    assert [sum(f"pv < {n}" in query for query in asked) for n in (1, 2)] == [1, 3]
+
+
 def test_the_oldest_pages_go(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "PAGES_KEPT", 2)
     for run in ("a", "b", "c"):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -236,8 +237,8 @@ def great_context(docs: Path | None) -> Any:
 def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> list[Any]:
     """One result of Great Expectations for each check, in their order; a check that it refuses is an `Unasked`.
 
-    Everything is asked yes or no in one validation, and only what failed again for counts and samples: samples cost two
-    Spark jobs each. Nothing is persisted: a staged table is as cheap to read again, and stays out of memory.
+    Everything is asked yes or no in one validation, and only what failed again for counts and samples, which cost Spark jobs of
+    their own. Nothing is persisted: a staged table is as cheap to read again, and stays out of memory.
     """
     found: dict[int, Any] = {}
     expectations: dict[int, Any] = {}
@@ -254,7 +255,7 @@ def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> l
     except Exception as reason:
         return [found.get(i) or Unasked(check, sentence(reason)) for i, check in enumerate(checks)]
     failed = {i: e for i, e in expectations.items() if i in found and not found[i].success and error_of(found[i]) is None}
-    rows = {i: e for i, e in failed.items() if checks[i].expectation == "UnexpectedRowsExpectation"}
+    rows = {i: expectation(checks[i], i, told=True) for i in failed if checks[i].expectation == "UnexpectedRowsExpectation"}
     values = {i: e for i, e in failed.items() if i not in rows}
     for some, result_format in ((values, {"result_format": "BASIC", "partial_unexpected_count": SAMPLE}), (rows, "COMPLETE")):
         try:
@@ -262,7 +263,8 @@ def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> l
         except Exception as reason:
             log.warning("a failed check could not be asked for its rows", table=name, reason=sentence(reason))
             continue
-        found |= {i: result for i, result in told.items() if not result.success and error_of(result) is None}
+        # A query that was counted need not have computed its columns: those may raise now, and then it cannot be asked.
+        found |= {i: result for i, result in told.items() if not result.success and (i in rows or error_of(result) is None)}
     return [found.get(i, Unasked(check, "Great Expectations gave no result")) for i, check in enumerate(checks)]
 
 
@@ -276,8 +278,11 @@ class Unasked:
     result: None = None
 
 
-def expectation(check: Check, number: int) -> Any:
-    """Raises what Great Expectations says against the arguments, or `LookupError` for a class that it does not have."""
+def expectation(check: Check, number: int, told: bool = False) -> Any:
+    """A check in Great Expectations' words, to be answered by yes or no; a query that is to be `told` shows its rows too.
+
+    Raises what Great Expectations says against the arguments, or `LookupError` for a class that it does not have.
+    """
     import great_expectations.expectations as gallery
 
     kind = getattr(gallery, check.expectation, None)
@@ -289,7 +294,24 @@ def expectation(check: Check, number: int) -> Any:
         # A query may name the judged table instead; without the word Great Expectations prints a warning to the terminal.
         arguments["unexpected_rows_query"] = query.rstrip("; \t\r\n") + "\n/* {batch} */"
     meta = {**arguments.pop("meta", {}), "number": number}
+    if kind is gallery.UnexpectedRowsExpectation and not told:
+        kind = counted()
     return kind(**arguments, severity=check.severity, meta=meta)
+
+
+@cache
+def counted() -> Any:
+    """`UnexpectedRowsExpectation` whose query is run once, to be counted: the library's own runs it for its rows too, whatever it
+    is asked, and that is half of what a check of a query costs."""
+    from great_expectations.expectations import UnexpectedRowsExpectation
+
+    class UnexpectedRowCount(UnexpectedRowsExpectation):
+        metric_dependencies = ("unexpected_rows_query.row_count",)
+
+        def _validate(self, metrics: dict[str, Any], *rest: Any, **more: Any) -> Any:
+            return super()._validate({"unexpected_rows_query.table": [], **metrics}, *rest, **more)
+
+    return UnexpectedRowCount
 
 
 def validate(batch: Any, expectations: Mapping[int, Any], result_format: Any) -> dict[int, Any]:
@@ -446,7 +468,7 @@ def on_page(result: Any) -> Any:
     return ExpectationValidationResult(
         success=result.success,
         expectation_config=ExpectationConfiguration(
-            type=shown.type,
+            type=shown.type.replace("unexpected_row_count", "unexpected_rows_expectation"),
             kwargs=shown.kwargs,
             description=shown.description and escaped(shown.description),
             severity=shown.severity,

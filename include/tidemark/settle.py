@@ -11,13 +11,14 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import structlog
 from filelock import FileLock
 
-from tidemark import __version__, compare, fold, kafka, lake, local, quality, session
+from tidemark import __version__, compare, fold, kafka, lake, local, quality, query, session
 from tidemark.local import Lease
 from tidemark.model import (
     Catalog,
@@ -37,7 +38,7 @@ from tidemark.model import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidemark.settings import Settings
 
@@ -54,6 +55,28 @@ LONG = 2_000_000
 same minutes."""
 START, RECORDS_A_SECOND = 30.0, 10_000.0
 """What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
+
+
+TOLD = """
+    WITH batches AS (SELECT l.* FROM ledger l JOIN pins ON l.stream = pins.stream AND l.seq <= pins.seq),
+    near AS (
+        SELECT topic, stream, seq FROM batches JOIN seen USING (topic, partition)
+        WHERE from_offset <= high AND until_offset > low
+        UNION
+        SELECT topic, stream, seq FROM batches JOIN spans USING (topic) WHERE started_at >= since AND started_at < until
+    ),
+    ends AS (SELECT topic, stream, min(seq) AS lo, max(seq) AS hi FROM near GROUP BY ALL),
+    bounds AS (
+        SELECT topic, partition, min(from_offset) AS first, max(until_offset) AS last
+        FROM batches JOIN ends USING (topic, stream) WHERE seq BETWEEN lo AND hi GROUP BY ALL
+    )
+    SELECT topic, partition, stream, first, last, sum(until_offset - from_offset - coalesce(gaps, 0))::BIGINT AS offsets,
+           min(seq) AS lo, max(seq) AS hi
+    FROM batches JOIN bounds USING (topic, partition) WHERE from_offset >= first AND until_offset <= last
+    GROUP BY ALL ORDER BY topic, partition"""
+"""What the ledger says of the batches from the first to the last that hold a record of the days, or that were read in them: of
+those every partition is counted, so that one whose records are all gone from the log is missed too. Where a topic changed its
+stream within, the batches of both from the first offset to the last."""
 
 
 class SettleError(RuntimeError):
@@ -824,7 +847,8 @@ class Settling:
         if not spans:
             return {}
         views = {"period": self.bounds(*spans).withColumn("zone", F.lit(self.settings.zone))}
-        views |= {f"{t.name}_offsets": self.offsets(t, days) for t in self.catalog.topics.values() if t.name in self.needed}
+        topics = [t for t in self.catalog.topics.values() if t.name in self.needed]
+        views |= {f"{name}_offsets": frame for name, frame in self.offsets(topics, days, spans).items()}
         written = [v for v in self.catalog.views.values() if v.name not in self.failed]
         # A check of a table may name one that this run leaves alone: it is as readers have it.
         views |= {v.name: lake.read(self.spark, self.outer[v.name], days=days) for v in written if v.name not in self.chosen}
@@ -834,58 +858,46 @@ class Settling:
         """A view as readers have it now, of the four weeks before the period and the period itself."""
         return lake.read(self.spark, self.outer[view.name], low=start - timedelta(days=28), high=end)
 
-    def offsets(self, topic: Topic, days: Sequence[date]) -> DataFrame:
-        """By partition: `offsets` that the ledger has of the batches with the days' records, gaps that it explains left out,
-        and the `accepted` and `rejected` records that the log has of them."""
+    def offsets(self, topics: Sequence[Topic], days: Sequence[date], spans: Sequence[Span]) -> dict[str, DataFrame]:
+        """Of each topic, by partition: `offsets` that the ledger has of the batches with the days' records, gaps that it
+        explains left out, and the `accepted` and `rejected` records that the log has of them.
+
+        The ledger's part is a few numbers of each batch, for which DuckDB needs no plan of Spark's for each topic.
+        """
+        import pyarrow as pa
         from pyspark.sql import functions as F
 
-        offset = F.col("kafka.offset")
-        seen = self.log_of(topic, days).groupBy("kafka.partition").agg(F.min(offset).alias("low"), F.max(offset).alias("high"))
-        mine = (F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq")
-        batches = lake.read(self.spark, lake.ledger(self.settings)).where(mine)
-        # From the first batch to the last that holds a record of the days, or that was read in them: of those every
-        # partition is counted, so that one whose records are all gone from the log is missed too.
-        held_by = F.expr("from_offset <= high AND until_offset > low")
-        read_in = batches.join(
-            F.broadcast(self.bounds(*self.spans(topic))), on=F.expr("started_at >= start AND started_at < end")
-        )
-        near = (
-            batches.join(F.broadcast(seen), on="partition", how="inner")
-            .where(held_by)
-            .select("stream", "seq")
-            .union(read_in.select("stream", "seq"))
-        )
-        ends = near.groupBy("stream").agg(F.min("seq").alias("lo"), F.max("seq").alias("hi"))
-        # Where a topic changed its stream within, the batches of both from the first offset to the last.
-        bounds = (
-            batches.join(F.broadcast(ends), on="stream", how="inner")
-            .where(F.col("seq").between(F.col("lo"), F.col("hi")))
-            .groupBy("partition")
-            .agg(F.min("from_offset").alias("first"), F.max("until_offset").alias("until"))
-        )
-        told = (
-            batches.join(F.broadcast(bounds), on="partition", how="inner")
-            .where("from_offset >= first AND until_offset <= until")
-            .groupBy("partition", "stream", "first", "until")
-            .agg(
-                F.sum(F.expr("until_offset - from_offset - coalesce(gaps, 0)")).alias("offsets"),
-                F.min("seq").alias("lo"),
-                F.max("seq").alias("hi"),
-            )
-        )
-        rows = told.toArrow()
-        found = rows.to_pylist()
-        table = self.outer[topic.name]
-        files = list({f.path: f for r in found for f in table.files_of(r["lo"], r["hi"], r["stream"])}.values())
-        whole = self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=files)
-        held = fold.within_offsets(whole, {str(r["partition"]): (r["first"], r["until"]) for r in found})
-        counted = held.groupBy(F.col("kafka.partition").alias("partition")).agg(
-            F.sum(F.col("reject").isNull().cast("bigint")).alias("accepted"),
-            F.sum(F.col("reject").isNotNull().cast("bigint")).alias("rejected"),
-        )
-        entered = self.spark.createDataFrame(rows.select(["partition", "offsets"])).groupBy("partition")
-        said = entered.agg(F.sum("offsets").alias("offsets"))
-        return said.join(counted, on="partition", how="left").na.fill(0)
+        def by_partition(topic: Topic, rows: DataFrame, *columns: Column) -> DataFrame:
+            grouped = rows.groupBy(F.lit(topic.name).alias("topic"), F.col("kafka.partition").alias("partition"))
+            return grouped.agg(*columns)
+
+        offset, reject = F.col("kafka.offset"), F.col("reject")
+        bounds = (F.min(offset).alias("low"), F.max(offset).alias("high"))
+        seen = fold.union([by_partition(t, self.log_of(t, days), *bounds) for t in topics]).toArrow()
+        read_in = [{"topic": t.name, "since": since, "until": until} for t in topics for since, until in spans]
+        with query.connect(self.settings, self.catalog, ["ledger"]) as db:
+            db.register("seen", seen)
+            db.register("spans", pa.Table.from_pylist(read_in))
+            pins = self.run.pins.values()
+            db.register("pins", pa.table({"stream": [p.stream for p in pins], "seq": [p.seq for p in pins]}))
+            told = db.sql(TOLD).to_arrow_table().to_pylist()
+        held = []
+        for topic in topics:
+            found = [r for r in told if r["topic"] == topic.name]
+            table = self.outer[topic.name]
+            files = list({f.path: f for r in found for f in table.files_of(r["lo"], r["hi"], r["stream"])}.values())
+            whole = self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=files)
+            mine = fold.within_offsets(whole, {str(r["partition"]): (r["first"], r["last"]) for r in found})
+            counts = (F.count_if(reject.isNull()).alias("accepted"), F.count_if(reject.isNotNull()).alias("rejected"))
+            held.append(by_partition(topic, mine, *counts))
+        counted = {(r["topic"], r["partition"]): r for r in fold.union(held).toArrow().to_pylist()}
+        rows: dict[str, list[dict[str, Any]]] = {topic.name: [] for topic in topics}
+        for (name, partition), of_one in groupby(told, key=lambda r: (r["topic"], r["partition"])):
+            has = counted.get((name, partition), {"accepted": 0, "rejected": 0})
+            sums = {"offsets": sum(r["offsets"] for r in of_one), "accepted": has["accepted"], "rejected": has["rejected"]}
+            rows[name].append({"partition": partition, **sums})
+        schema = pa.schema([("partition", pa.int32()), *((c, pa.int64()) for c in ("offsets", "accepted", "rejected"))])
+        return {name: self.spark.createDataFrame(pa.Table.from_pylist(mine, schema)) for name, mine in rows.items()}
 
     # ---- comparing
 
