@@ -35,6 +35,35 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
     assert refresher.swept_before(last_hour, END, STEP) == on
 
 
+BATCH = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An error \
+occurred in the user provided function in foreach batch sink. Reason: Return Message: Traceback (most recent call last):
+  File "speed.py", line 7, in f
+    raise KeyError("page_views")
+KeyError: 'page_views'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "speed.py", line 9, in g
+    read()
+    ^^^^^^
+pyspark.errors.SparkException: Job aborted: [DIVIDE_BY_ZERO] of a judgement
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Current State: ACTIVE
+"""
+WITHIN = "[STREAM_FAILED] Query [id = 1] terminated with exception: java.lang.OutOfMemoryError\n=== Streaming Query ===\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(BATCH, "pyspark.errors.SparkException: Job aborted: [DIVIDE_BY_ZERO] of a judgement"), (WITHIN, WITHIN.splitlines()[0])],
+    ids=["raised in a batch", "raised by Spark itself"],
+)
+def test_of_a_batch_that_failed_what_was_raised_is_told(text: str, told: str) -> None:
+    assert speed.raised(text) == told
+
+
 def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
     shortcut, refresh = last_hour.shortcut, last_hour.refresh
     assert shortcut and refresh

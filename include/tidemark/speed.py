@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -277,15 +278,19 @@ class Stream:
                 return text.split(mark, 1)[1].splitlines()[0]
         if refused := kafka.refused_by_spark(self.settings, error):
             return refused
-        if "KafkaDataLoss" in text or "KAFKA_DATA_LOSS" in text or "some data may have been lost" in text.lower():
-            topics = list(self.mine.topics)
-            try:
-                self.refuse_created_again(kafka.topic_ids_held(self.settings, topics), self.generation)
+        # A topic that is gone, or is another now, ends a query in as many ways as there are moments in a batch.
+        topics, lost = list(self.mine.topics), any(mark in text for mark in LOST)
+        try:
+            self.refuse_created_again(kafka.topic_ids(self.settings, topics), self.generation)
+            if lost:
                 self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, topics, "earliest")))
-            except SpeedError as lost:
-                return str(lost)
+        except (SpeedError, kafka.TopicMissing) as sentence:
+            return str(sentence)
+        except ConnectionError:
+            pass
+        if lost:
             return f"Kafka no longer holds offsets that stream {self.name} has not read: {text.splitlines()[0]}"
-        return text.splitlines()[0]
+        return f"stream {self.name} has stopped: {raised(text)}"
 
     def pools(self) -> Path:
         """Scheduler pools: the stream before its live views, and both before compaction."""
@@ -974,6 +979,15 @@ def of_storage(error: BaseException) -> bool:
     return any(
         mark in str(error) for mark in ("java.io.IOException", "No space left on device", "FileNotFoundException", "CommitFailed")
     )
+
+
+LOST = ("KafkaDataLoss", "KAFKA_DATA_LOSS", "ome data may have been lost")
+
+
+def raised(text: str) -> str:
+    """What was raised at last in Python, of Spark's words about a batch that failed; their first line where nothing was."""
+    found = re.findall(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\S.*)", text, re.MULTILINE)
+    return found[-1] if found else text.splitlines()[0]
 
 
 def of_broker(error: BaseException) -> bool:

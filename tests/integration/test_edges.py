@@ -189,6 +189,16 @@ def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_
     assert talk.ledger("from_offset, until_offset") == [(0, 3)]
 
 
+def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_deleted", partitions=1)
+    talk.send("a", "b", "c")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
+    talk.admin.delete_topics([talk.topic])[talk.topic].result()
+    stream.ends(1)
+    assert stream.said.splitlines()[-1].endswith(f"Kafka has no topic {talk.topic}; create it with `tidemark topics apply`")
+
+
 def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_in_lines", format="text")
     lines = [b"to be", b"", b"or not", b"to be", b'{"not": "parsed"}', "être".encode(), b"\xff\xfe"]
