@@ -155,3 +155,7 @@ def growth(samples: list[tuple[float, float]], kills: list[float]) -> float | No
     if len(late) < 3:
         return None
     return statistics.linear_regression([minute / 60 for minute, _ in late], [value for _, value in late]).slope
+
+
+if __name__ == "__main__":
+    typer.run(soak)

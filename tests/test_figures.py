@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from bench.measure import stamp
 from bench.soak import growth
 
 OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
+
+PROGRAMS = sorted(set(re.findall(r"-m (bench[.\w]*)", (figures.ROOT / "Makefile").read_text())))
 
 
 def left(out: Path, name: str, **more: object) -> None:
@@ -38,6 +43,12 @@ def test_what_missed_its_goal_is_on_the_page_and_in_the_picture(tmp_path):
 @pytest.mark.parametrize(("goal", "value", "share"), [("< 5", 10, 2), (">= 10", 30, 1 / 3), (">= 10", 5, 2), ("<= 4", 1, 0.25)])
 def test_a_share_of_at_most_one_holds_the_goal(goal, value, share):
     assert figures.share(figure(value, goal, None)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_that_make_names_says_how_to_use_it(program):
+    told = subprocess.run([sys.executable, "-m", program, "--help"], cwd=figures.ROOT, capture_output=True, text=True)
+    assert (told.returncode, "Usage" in told.stdout) == (0, True), told.stderr
 
 
 def test_quick_runs_and_soaks_that_broke_off_are_not_taken_over(tmp_path):
