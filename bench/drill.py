@@ -94,6 +94,7 @@ class Drill:
         self.world, self.random, self.day = world, random, day
         self.settings = world.settings
         self.ledger, self.traffic, self.said, self.torn = world.home / "witness.jsonl", 0, "", 0
+        self.skipped = 0  # so many bytes of it are of a topic that is gone
         # What retention has taken: records that were read before, and where those were that were not: partition, from, until.
         self.taken: list[kafka.Record] = []
         self.unseen: list[tuple[int, int, int]] = []
@@ -176,6 +177,32 @@ class Drill:
             future.result()
         self.starts_stream()
         assert "--accept-loss" in self.said, self.said
+        return at
+
+    def topic_created_again(self) -> float:
+        """The topic is deleted and created again, shorter or longer than it was: the stream refuses, and begins afresh beside
+        what it had, as the refusal says."""
+        admin, name = AdminClient(kafka.client_config(self.settings)), PAGE_VIEWS.name
+        stream, had = local.running(self.settings, STREAM), sum(self.world.ends().values())
+        assert stream is not None
+        admin.delete_topics([name])[name].result()
+        until(lambda: name not in admin.list_topics(timeout=10).topics, 60)
+        time.sleep(2)  # what was acknowledged before comes to its ledger
+        at, self.skipped, self.taken, self.unseen = time.time(), self.ledger.stat().st_size, [], []
+        kafka.apply(self.settings, [PAGE_VIEWS])
+        count = self.random.choice((500, had + 5_000))
+        events = kafka.sample(PAGE_VIEWS, seed=self.random.getrandbits(32), count=count, zone=self.settings.tz)
+        kafka.produce(self.settings, PAGE_VIEWS, events)
+        until(lambda: not stream.alive(), 180)
+        self.refused(stream)
+        assert "was deleted and created again" in self.said, self.said
+        for folder in (self.settings.lake_path, self.checkpoint.path):
+            folder.rename(self.world.home / f"{folder.name}-before-{self.traffic}")
+        self.world.tidemark("produce", name, "--sample", "--day", str(self.day), "--count", "5000")
+        ends = kafka.offsets(self.settings, [name], "latest")
+        self.starts_stream()
+        until(lambda: lake.unread(lake.pins(self.settings, ["main"]), ends) == 0, 300)
+        self.settles()
         return at
 
     def everything_at_once(self) -> float:
@@ -530,7 +557,7 @@ class Drill:
 
     def counted(self) -> dict[str, int]:
         """What of the witness's ledger the log lacks, has otherwise, has twice; and the stream's ledger against Kafka."""
-        told = [json.loads(line) for line in self.ledger.read_text().splitlines()]
+        told = [json.loads(line) for line in self.ledger.read_bytes()[self.skipped :].splitlines()]
         acknowledged = {(t["partition"], t["offset"]): base64.b64decode(t["value"]) for t in told if "failed" not in t}
         unseen = {(p, o) for p, start, until in self.unseen for o in range(start, until)}
         sql = f"SELECT kafka.partition, kafka.offset, kafka.value FROM {PAGE_VIEWS.name}"
@@ -593,6 +620,7 @@ FAULTS = (
     "batch_forgotten",
     "partition_added",
     "records_deleted",
+    "topic_created_again",
     "everything_at_once",
     "checkpoint_deleted",
     "checkpoint_cut",
