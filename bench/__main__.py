@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, batch, every, live, long, night, nightly, plain, publication, replay, series
+from bench import append, batch, buyers, every, growth, live, long, night, nightly, plain, publication, replay, series
 from bench.measure import Figure, machine, stamp
 from bench.peers.engines import ENGINES
 from bench.world import World
@@ -18,7 +18,7 @@ from bench.world import World
 OUT = Path(__file__).parent / "out" / "figures.json"
 NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
-OWN = ("every", "night", "nightly", "replay")
+OWN = ("buyers", "every", "growth", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 ALSO = {"micro_batch": "append", "settled_series": "series"}
 
@@ -85,6 +85,10 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
             return long.measure(world, 5000 if quick else 120_000, (100, 1000) if quick else (100, 1000, 10_000))
         case "every":
             return every.measure(world, rate, 60 if quick else 180, warmup=60 if quick else 300)
+        case "buyers":
+            return buyers.measure(world, 20_000 if quick else 1_000_000, 500 if quick else 5_000, rounds=1 if quick else 2)
+        case "growth":
+            return growth.measure(world, shrink=20 if quick else 1)
         case "night":
             return night.measure(
                 world,

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 OUT, PAGE, RECORDED = ROOT / "bench" / "out", ROOT / "docs" / "figures.md", ROOT / "docs" / "figures"
 COUNTS = ("lost", "altered", "doubled", "unexplained", "torn")
 GOOD, BAD, SOFT = "#2a7f62", "#c2410c", "#6b7280"
+LINES = (GOOD, "#1d4ed8", "#b45309", "#7c3aed", SOFT)
 HELD_ON_TO = {
     "memory": "memory of the stream (MiB)",
     "descriptors": "open descriptors",
@@ -94,6 +95,9 @@ def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
         yield "![how much of its goal each figure takes](figures/goals.svg)\n"
     for name, run in benches.items():
         yield f"### {name}\n\n{told(run)}\n"
+        if curves := curves_of(run["figures"]):
+            picture(folder / f"{name}.svg", (9, 5.5), draw_curves, curves, grid=(2, -(-len(curves) // 2)))
+            yield f"![{name}, CPU-seconds by stage](figures/{name}.svg)\n"
         rows = [
             (
                 f["figure"],
@@ -106,6 +110,19 @@ def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
             for f in run["figures"]
         ]
         yield from table(("figure", "value", "unit", "of", "goal", "met"), rows)
+
+
+Curves = dict[str, dict[str, list[tuple[float, float]]]]
+
+
+def curves_of(figures: Sequence[Run]) -> Curves:
+    """`{panel: {line: [(at, value)]}}` of the figures that are points of a curve; their names are `panel: line`."""
+    found: Curves = {}
+    for figure in figures:
+        if "at" in figure and figure["value"] is not None:
+            panel, line = figure["figure"].split(": ", 1)
+            found.setdefault(panel, {}).setdefault(line, []).append((figure["at"], figure["value"]))
+    return found
 
 
 def share(figure: Run) -> float:
@@ -205,6 +222,20 @@ def draw_goals(axes: Axes, ratios: list[tuple[str, float, bool]]) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("how many times its goal a figure takes: left of the line it holds")
     axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def draw_curves(panels: Any, curves: Curves) -> None:
+    for axes, (panel, lines) in zip(panels.flat, curves.items(), strict=False):
+        for colour, (line, points) in zip(LINES, lines.items(), strict=False):
+            axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", markersize=3, linewidth=1.3, label=line)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{panel} (CPU-seconds)", loc="left")
+        axes.grid(color="#e5e7eb")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels.flat[0].legend(frameon=False)
 
 
 def draw_wells(axes: Axes, wells: dict[str, list[float]]) -> None:

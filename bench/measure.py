@@ -22,13 +22,15 @@ ORDER = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.g
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number. `goal` is an order and a number (`"< 1.5"`), or None where nothing was asked."""
+    """One measured number. `goal` is an order and a number (`"< 1.5"`), or None where nothing was asked; `at` is where on the
+    axis of its curve it lies, or None where it is a point of none."""
 
     figure: str
     value: float | None
     unit: str
     against: str = ""
     goal: str | None = None
+    at: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -47,7 +49,7 @@ class Figure:
             "against": self.against,
             "goal": self.goal,
             "met": self.met,
-        }
+        } | ({} if self.at is None else {"at": self.at})
 
 
 class Tree:

@@ -17,6 +17,7 @@ from bench.soak import growth
 OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
 
 PROGRAMS = sorted(set(re.findall(r"-m (bench[.\w]*)", (figures.ROOT / "Makefile").read_text())))
+POINTS = (("events", 1e5, 4.0), ("events", 1e6, 9.0), ("pages", 50, 9.0))
 
 
 def left(out: Path, name: str, **more: object) -> None:
@@ -49,6 +50,17 @@ def test_a_share_of_at_most_one_holds_the_goal(goal, value, share):
 def test_a_program_that_make_names_says_how_to_use_it(program):
     told = subprocess.run([sys.executable, "-m", program, "--help"], cwd=figures.ROOT, capture_output=True, text=True)
     assert (told.returncode, "Usage" in told.stdout) == (0, True), told.stderr
+
+
+def test_points_of_a_curve_are_drawn_by_panel_and_line(tmp_path):
+    page = tmp_path / "docs" / "figures.md"
+    points = [figure(v, None, None) | {"figure": f"growth with {axis}: log", "at": at} for axis, at, v in POINTS]
+    left(tmp_path / "out", "growth", figures=[*points, figure(3.0, None, None)])
+    figures.figures(tmp_path / "out", page)
+    lines = {"growth with events": {"log": [(1e5, 4.0), (1e6, 9.0)]}, "growth with pages": {"log": [(50, 9.0)]}}
+    assert figures.curves_of(json.loads((page.with_suffix("") / "growth.json").read_text())["figures"]) == lines
+    assert "figures/growth.svg" in page.read_text()
+    assert (page.with_suffix("") / "growth.svg").stat().st_size > 1000
 
 
 def test_quick_runs_and_soaks_that_broke_off_are_not_taken_over(tmp_path):
