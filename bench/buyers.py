@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 from datetime import date, timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -43,19 +44,20 @@ def measure(world: World, orders: int, changes: int, rounds: int) -> list[Figure
     found += [Figure(f"buyers: settled beside {way}", middle["tidemark"] / middle[way], "", way) for way in WAYS[1:]]
     world.tidemark("publish", lake.runs(world.settings)[-1].id)
     asked = world.tidemark("query", f"SELECT {', '.join(ANSWER)} FROM {local_buyers.name} WHERE settled ORDER BY hour", "--json")
-    ours = {tuple(str(value) for value in row[1:]) for row in json.loads(asked)["rows"]}
+    ours = [tuple(map(str, row[1:])) for row in json.loads(asked)["rows"]]
     for way in WAYS[1:]:
-        different = len(ours ^ answer_of(raw.parent / "out" / way))
+        different = sum(one != other for one, other in zip_longest(ours, answer_of(raw.parent / "out" / way)))
         found.append(Figure(f"buyers: hours that {way} answers otherwise", different, "hours", f"of {len(ours)}", "<= 0"))
     return found
 
 
-def answer_of(folder: Path) -> set[tuple[str, ...]]:
+def answer_of(folder: Path) -> list[tuple[str, ...]]:
+    """By hour; each reader writes an instant in its own way, so the hour itself is left out."""
     import duckdb
 
     columns = ", ".join(ANSWER[1:])
     rows = duckdb.sql(f"SELECT {columns} FROM '{folder}/*.parquet' ORDER BY hour").fetchall()
-    return {tuple(str(value) for value in row) for row in rows}
+    return [tuple(map(str, row)) for row in rows]
 
 
 def write_raw(world: World, raw: Path) -> None:
