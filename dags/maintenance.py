@@ -45,6 +45,13 @@ def maintenance() -> None:
         tables = [lake.table(SETTINGS, CATALOG[name]) for name in CATALOG.names]
         return len(lake.sweep(SETTINGS, [*tables, lake.ledger(SETTINGS), lake.verdicts(SETTINGS)]))
 
+    @task
+    def logs() -> list[str]:
+        """What the stream, Airflow and the others have written, where it is longer than 16 MiB: it begins again."""
+        from tidemark import local
+
+        return [log.name for log in local.turn_logs(SETTINGS)]
+
     @task(pool="spark")
     def compact() -> str:
         """Live files of tables whose stream does not run; one that runs merges its own."""
@@ -79,6 +86,7 @@ def maintenance() -> None:
         airflow.command(SETTINGS, "db", "clean", "--clean-before-timestamp", before, "--skip-archive", "--yes", seconds=600)
 
     expire() >> sweep()
+    logs()
     compact()
     docs()
     airflow_database()

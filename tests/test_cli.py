@@ -304,6 +304,14 @@ def test_sweep_deletes_old_folders_that_no_table_names(run, config):
     assert (config.lake_path / "log/page_views/live/main-0-0-aa").is_dir() and not left.exists()
 
 
+def test_sweep_has_long_logs_begin_again(run, config):
+    log = config.state / "logs" / "speed-main.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"high tide\n" * 2_000_000)
+    assert run("sweep").exit_code == 0
+    assert (log.stat().st_size, log.with_name("speed-main.log.1").stat().st_size) == (0, 20_000_000)
+
+
 def test_down_of_nothing_is_done(run):
     assert run("down").exit_code == 0
 

@@ -161,6 +161,17 @@ def test_started_process_has_its_own_session_its_log_and_its_environment(setting
     assert local.processes(settings) == [process]
 
 
+def test_a_long_log_begins_again_under_the_process_that_writes_it(settings: Settings) -> None:
+    lines = "import itertools, time\nfor n in itertools.count(): print('tide', n, flush=True); time.sleep(0.001)"
+    process = local.start(settings, "speaker", [sys.executable, "-c", lines])
+    until(lambda: process.log.stat().st_size > 2_000)
+    assert local.turn_logs(settings) == []  # not long enough
+    assert local.turn_logs(settings, most=2_000) == [process.log]
+    until(lambda: process.log.read_text().count("\n") > 10)
+    earlier, later = (p.read_text().splitlines() for p in (process.log.with_name("speaker.log.1"), process.log))
+    assert earlier[0] == "tide 0" and int(later[1].removeprefix("tide ")) > len(earlier) > 100  # and no hole in front of it
+
+
 def test_start_of_a_running_name_returns_the_running_process(settings: Settings) -> None:
     first = local.start(settings, "sleeper", SLEEPER)
     assert local.start(settings, "sleeper", SLEEPER) == first

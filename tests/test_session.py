@@ -1,5 +1,10 @@
 """A Spark session's JVM: what it maps at its start, and what that was made of."""
 
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +16,30 @@ from typer.testing import CliRunner
 from tidemark import __main__ as cli
 from tidemark import local, session
 from tidemark.settings import Settings
+
+SPEAKS = """
+from types import SimpleNamespace
+import structlog
+from tidemark.__main__ import prepare
+from tidemark.session import session
+from tidemark.settings import Settings
+
+prepare(SimpleNamespace(invoked_subcommand="speed"))
+structlog.get_logger().info("Python speaks")
+spark = session(Settings(), "speaks")
+spark._jvm.org.apache.logging.log4j.LogManager.getLogger("Java").warn("Java speaks")
+spark.stop()
+"""
+
+
+def test_logs_say_day_and_time_in_utc_on_a_machine_of_another_zone(settings: Settings, jars: Path) -> None:
+    there = os.environ | {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars), "TZ": "Asia/Kolkata"}
+    before = datetime.now(UTC)
+    done = subprocess.run([sys.executable, "-c", SPEAKS], env=there, capture_output=True, text=True, check=True)
+    said = re.findall(r"(?m)^(\S{10} \S{8}) .*(Python|Java) speaks", done.stderr)
+    assert [who for _, who in said] == ["Python", "Java"], done.stderr
+    for at, _ in said:
+        assert before - timedelta(seconds=1) <= datetime.fromisoformat(f"{at}+00:00") <= datetime.now(UTC)
 
 
 def test_a_jvm_starts_from_the_archive_of_classes(spark: SparkSession, jars: Path) -> None:

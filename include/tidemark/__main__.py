@@ -147,7 +147,7 @@ def prepare(context: typer.Context) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=True),
+            structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=True),
             structlog.processors.format_exc_info,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
@@ -1269,10 +1269,11 @@ def verify(
 def sweep(json_: AsJson = False) -> None:
     """Delete what is kept no longer: log days beyond a topic's `keep`, ledger, verdicts and runs beyond TIDEMARK_KEEP_RECORDS,
     and folders that no table's history, no undecided run and no publication that can be taken back names, when older than
-    TIDEMARK_SWEEP_AFTER."""
-    from tidemark import lake
+    TIDEMARK_SWEEP_AFTER. A process's log that is longer than 16 MiB begins again; its .log.1 is what it was."""
+    from tidemark import lake, local
 
     config = settings()
+    local.turn_logs(config)
     every = [lake.table(config, catalog()[name]) for name in catalog().names]
     lake.expire_all(config, catalog())
     gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])

@@ -244,6 +244,19 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
     return process
 
 
+def turn_logs(settings: Settings, most: int = 16 * 2**20) -> list[Path]:
+    """Have each process's log that is longer than so many bytes begin again; `<name>.log.1` has what it held until the next time.
+
+    It is emptied and not replaced, since whoever writes it appends to it: a line that comes in the milliseconds between the
+    two is lost. Returns the logs that begin again.
+    """
+    long = [log for log in sorted((settings.state / "logs").glob("*.log")) if log.stat().st_size > most]
+    for log in long:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
+    return long
+
+
 def running(settings: Settings, name: str) -> Process | None:
     """The process of that name, if it runs."""
     process = recorded(settings, name)
