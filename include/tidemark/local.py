@@ -248,7 +248,7 @@ def turn_logs(settings: Settings, most: int = 16 * 2**20) -> list[Path]:
     """Have each process's log that is longer than so many bytes begin again; `<name>.log.1` has what it held until the next time.
 
     It is emptied and not replaced, since whoever writes it appends to it: a line that comes in the milliseconds between the
-    two is lost. Returns the logs that begin again.
+    two is lost. The broker turns its own `kafka.log` before it is that long. Returns the logs that begin again.
     """
     long = [log for log in sorted((settings.state / "logs").glob("*.log")) if log.stat().st_size > most]
     for log in long:
@@ -467,7 +467,7 @@ appender.file.name = file
 appender.file.fileName = {file}
 appender.file.filePattern = {file}.%i
 appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}} %m%n
+appender.file.layout.pattern = %d{{ISO8601}}{{UTC}} %p %c{{1}} %m%n
 appender.file.policies.type = Policies
 appender.file.policies.size.type = SizeBasedTriggeringPolicy
 appender.file.policies.size.size = 10MB
