@@ -21,11 +21,11 @@ clean-demo: install  ## forget what the demo kept
 	@$(RUN)/tidemark down >/dev/null 2>&1 || true
 	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs .tidemark/airflow
 
-test: jars  ## the whole suite, a real broker included; two files of tests at a time
-	$(RUN)/pytest -n 2 --dist loadfile
+test: jars  ## the whole suite, a real broker included; three files of tests at a time, since a fifth of it is waiting
+	$(RUN)/pytest -n 3 --dist loadfile
 
-test-all: jars  ## the suite and its long tests
-	$(RUN)/pytest -m ""
+test-all: jars  ## the suite and its long tests, each law in three times as many worlds
+	$(RUN)/pytest -n 3 --dist loadfile -m "" --hypothesis-profile=long
 
 # Of tests and benches mypy says which names and which arguments a call cannot have; of their data it is not to speak.
 LOOSE := arg-type assignment dict-item func-returns-value has-type index method-assign misc operator return-value type-var \

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -23,6 +24,11 @@ for variable in [name for name in os.environ if name.startswith("TIDEMARK_")]:
 
 # A worker of pytest-xdist has no main module of its own, and pyspark takes such a process for its doctests and ends it.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
+
+
+# Worlds that a law is held to: the same in every run, more of them in `make test-all`.
+for profile, worlds in {"short": 4, "long": 12}.items():
+    hypothesis.settings.register_profile(profile, max_examples=worlds, deadline=None, derandomize=True, database=None)
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import (
     MICRO,
@@ -275,13 +275,11 @@ LAW = Law(
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
 
 
 @given(world=worlds(LAW), part=st.integers(2, 4))
-@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, world, part):
     #   what came so far:   e1 e2 e3           every alarm that was told then
     #   in the end:         e1 e2 e3 e4 e5     is among these, whatever came between

@@ -9,7 +9,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import HOUR, RECORDS, Law, broken, instants, said, unheld, worlds
 
@@ -58,7 +58,6 @@ def test_every_topic_has_events_and_every_column_of_a_view_an_independent_answer
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
 

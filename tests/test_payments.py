@@ -7,7 +7,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import HOUR, Law, broken, declared_checks, instants, record, said, verdicts, worlds
 
@@ -299,7 +299,6 @@ LAW = Law(
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
 

@@ -3,7 +3,7 @@
 from datetime import UTC, date, datetime, timedelta
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import HOUR, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
 
@@ -139,7 +139,6 @@ LAW = Law(
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import ENDED, HOUR, Law, broken, instants, log_of, said, unheld, worlds
 
@@ -254,6 +254,5 @@ def test_every_view_of_the_page_has_an_independent_answer(spark):
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}

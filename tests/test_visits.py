@@ -4,7 +4,7 @@ from datetime import date, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from laws import HOUR, MINUTE, Law, broken, declared_checks, instants, midnights, record, said, verdicts, worlds
 
@@ -228,7 +228,6 @@ LAW = Law(
 
 
 @given(world=worlds(LAW))
-@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
     assert broken(interpreted, LAW, world) == {}
 

@@ -155,7 +155,7 @@ def test_what_happened_while_the_stream_was_away_for_longer_than_a_view_looks_ba
     stream.drains()
 
 
-@pytest.mark.parametrize("moment", ["announced", "announced:2"])
+@pytest.mark.parametrize("moment", [pytest.param("announced", marks=pytest.mark.long), "announced:2"])
 def test_killed_between_saying_and_committing_it_says_the_same_again(shop: Callable[..., Shop], run: Any, moment: str) -> None:
     nth = int(moment.partition(":")[2] or 1)
     one = shop(f"announced_killed_{nth}")
@@ -216,6 +216,7 @@ def test_settling_publishing_rolling_back_and_replaying_say_nothing(
     stream.drains()
 
 
+@pytest.mark.long
 def test_rows_stand_though_nothing_takes_their_announcement(shop: Callable[..., Shop], run: Any) -> None:
     # Kafka refuses a message as long as that, and a file lies where the folder of unsent messages would be.
     one = shop("announced_nowhere")
@@ -238,6 +239,7 @@ def test_rows_stand_though_nothing_takes_their_announcement(shop: Callable[..., 
     stream.drains()
 
 
+@pytest.mark.long
 def test_nothing_is_said_where_nobody_is_to_be_told(shop: Callable[..., Shop], run: Any) -> None:
     one = shop("announced_to_nobody", notify_to="")
     stream = run(one.settings, {"topic": one.topic})

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -55,6 +56,7 @@ BUYERS = "SELECT hour, buyers, local_orders, orders, unknown_users, unknown_item
 LIVING = "SELECT day, address, people, settled FROM living ORDER BY day, address"
 
 
+@pytest.mark.long
 def test_tables_live_settled_late_and_replayed(house: Callable[..., Settings], run: Any, spark: SparkSession) -> None:
     settings, catalog = house(), declared()
     kafka.apply(settings, catalog.topics.values())

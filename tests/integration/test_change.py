@@ -153,6 +153,7 @@ def test_a_column_that_is_removed_renamed_or_retyped_is_refused_at_the_start(vis
     assert visits.rows("SELECT count(*) FROM LOG") == [(7,)]
 
 
+@pytest.mark.long
 def test_step_of_a_live_view_changes_and_each_row_is_there_once(house: Callable[..., Settings], run: Any) -> None:
     settings, catalog = house(), stepped("1 hour")
     (clicks,) = catalog.topics.values()

@@ -234,7 +234,15 @@ def entry_away(table: lake.Table) -> None:
     entry.rename(table.path.parent / f"damaged-{table.path.name}-{entry.name}")
 
 
-@pytest.mark.parametrize("lost", [["log"], ["ledger"], ["log", "minutes", "ledger"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param(["log"], marks=pytest.mark.long),
+        pytest.param(["ledger"], marks=pytest.mark.long),
+        ["log", "minutes", "ledger"],
+    ],
+    ids=" ".join,
+)
 def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop: Shop, run, spark: SparkSession) -> None:
     tables = shop.tables()
     shop.send()
@@ -254,6 +262,7 @@ def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop
     check_everything(shop, spark)
 
 
+@pytest.mark.long
 def test_log_that_lacks_two_batches_is_refused(shop: Shop, run) -> None:
     log = shop.tables()["log"]
     stream = run(shop.settings, {"topic": shop.topic})

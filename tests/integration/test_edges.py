@@ -171,7 +171,7 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
 
 
-@pytest.mark.parametrize("events", ["xy", "uvwxyz"], ids=["shorter", "longer"])
+@pytest.mark.parametrize("events", ["xy", pytest.param("uvwxyz", marks=pytest.mark.long)], ids=["shorter", "longer"])
 def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_it_is_entered(
     events: str, house: Homes, run: Any
 ) -> None:
@@ -212,6 +212,7 @@ def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(hou
     stream.drains()
 
 
+@pytest.mark.long
 def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: Any) -> None:
     talk = Talk(house(), "talk_twice")
     talk.send("a", "a", "b")
@@ -223,6 +224,7 @@ def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: Any) -
     assert [r["n"] for r in rows.select(how_many("seen").alias("n")).collect()] == [3]
 
 
+@pytest.mark.long
 def test_compacted_offsets_are_gaps_that_the_ledger_explains(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_compacted", partitions=1, compacted=True)
     wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}

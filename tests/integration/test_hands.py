@@ -27,6 +27,8 @@ TOPIC = "clicks_of_the_hands_test"
 TODAY = datetime.now(UTC).date()
 YESTERDAY = TODAY - timedelta(days=1)
 MIDNIGHT = datetime.combine(YESTERDAY, datetime.min.time(), UTC)
+pytestmark = pytest.mark.long
+
 EVERY = (f"log/{TOPIC}", "rollups/minutes", "views/hours", "ledger", "verdicts")
 
 

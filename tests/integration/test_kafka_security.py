@@ -233,6 +233,7 @@ def test_stream_reads_and_ends_at_once_when_its_user_is_taken_away(
         assert not secrets_in(file.read_text("latin-1"), theirs), file
 
 
+@pytest.mark.long
 def test_up_starts_a_stream_on_a_broker_that_asks_for_tls_and_a_password(theirs: Kafka, run: Any, tmp_path: Path) -> None:
     settings = theirs.settings(home=tmp_path, driver_memory="1g")
     tidemark(run, settings, "up")

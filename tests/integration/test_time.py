@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -36,6 +37,7 @@ def declared(topic: str) -> Catalog:
     return model.catalog([type("news", (), {"news": news, "strict": strict, "minutes": minutes, "days": days})])
 
 
+@pytest.mark.long
 def test_events_of_four_hundred_days_ago_are_loaded_settled_and_asked(
     house: Callable[..., Settings], run: Any, spark: SparkSession, tmp_path: Path
 ) -> None:
