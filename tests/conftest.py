@@ -27,7 +27,7 @@ sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 
 
 # Worlds that a law is held to: the same in every run, more of them in `make test-all`.
-for profile, worlds in {"short": 4, "long": 12}.items():
+for profile, worlds in {"short": 3, "long": 12}.items():
     hypothesis.settings.register_profile(profile, max_examples=worlds, deadline=None, derandomize=True, database=None)
 
 

@@ -184,7 +184,7 @@ def check_everything(shop: Shop, spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("point", "number", "held"),
     [
-        ("offsets", 1, []),
+        pytest.param("offsets", 1, [], marks=pytest.mark.long),
         ("files", 1, []),
         ("between", 1, ["log"]),
         ("commit", 2, ["log", "minutes"]),

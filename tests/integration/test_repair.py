@@ -73,6 +73,7 @@ def shop(house: Callable[..., Settings], run: Any, request: pytest.FixtureReques
     return Shop(house(compact_every="1 hour"), f"clicks_{request.node.name[5:30]}", run)
 
 
+@pytest.mark.long
 def test_files_of_every_kind_that_are_gone_or_cut_are_made_again_beside_the_stream(shop: Shop) -> None:
     shop.batch(LATE)
     shop.batch(EARLY)

@@ -103,9 +103,10 @@ BRUTE = {
 TIMES = {"last_hour": "mark", "site_last_hour": "mark"}
 
 
-def differences(settings: Settings, told: pa.Table, until: datetime) -> dict[str, int]:
-    """By view: how many of yesterday's rows before `until` stand in the lake and not in brute force, or the other way."""
-    connection = query.connect(settings, CATALOG)
+def brute_force(told: pa.Table) -> dict[str, pa.Table]:
+    """By view what its rows of yesterday come to, event by event."""
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
     connection.register("told_arrow", told)
     connection.execute("CREATE TABLE told AS SELECT * FROM told_arrow")
     connection.execute(
@@ -113,13 +114,19 @@ def differences(settings: Settings, told: pa.Table, until: datetime) -> dict[str
              time_bucket(INTERVAL 5 SECONDS, viewed_at) + INTERVAL 5 SECONDS,
              time_bucket(INTERVAL 5 SECONDS, viewed_at) + INTERVAL 1 HOUR, INTERVAL 5 SECONDS)) AS mark FROM told"""
     )
-    found = {}
-    for name, sql in BRUTE.items():
-        brute = sql.format(counts="count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv")
+    counts = "count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv"
+    return {name: connection.sql(sql.format(counts=counts)).to_arrow_table() for name, sql in BRUTE.items()}
+
+
+def differences(settings: Settings, brute: dict[str, pa.Table], until: datetime) -> dict[str, int]:
+    """By view: how many of yesterday's rows before `until` stand in the lake and not in brute force, or the other way."""
+    connection, found = query.connect(settings, CATALOG), {}
+    for name, rows in brute.items():
+        connection.register("brute", rows)
         columns = ", ".join((*CATALOG.views[name].key, "pv", "uv"))
         span = f"WHERE {TIMES[name]} >= '{MIDNIGHT}' AND {TIMES[name]} < '{until}'" if name in TIMES else ""
         ours = f"SELECT {columns} FROM {name} WHERE day = '{YESTERDAY}'" + span.replace("WHERE", " AND")
-        theirs = f"SELECT {columns} FROM ({brute}) {span}"
+        theirs = f"SELECT {columns} FROM brute {span}"
         both = f"({ours} EXCEPT ALL {theirs}) UNION ALL ({theirs} EXCEPT ALL {ours})"
         found[name] = connection.execute(f"SELECT count(*) FROM ({both})").fetchall()[0][0]
         assert connection.execute(f"SELECT count(*) FROM ({ours})").fetchall()[0][0] > 0, name
@@ -156,6 +163,7 @@ def day(house: Callable[..., Settings], run: Any, spark: SparkSession) -> Traffi
     kafka.apply(settings, CATALOG.topics.values())
     told = pa.Table.from_pylist([e for v in values if (e := accepted(v))])
     times = told["viewed_at"].to_pylist()
+    brute = brute_force(told)
     done = Traffic(settings, values, told, speed.floor(times[-1], timedelta(seconds=5)))
 
     def state() -> dict[str, int]:
@@ -179,9 +187,9 @@ def day(house: Callable[..., Settings], run: Any, spark: SparkSession) -> Traffi
             wait_for_views(stream, settings, list(CATALOG.views), newest)
     # The marks of the hours that the stream leapt over are swept behind it.
     with suppress(AssertionError):
-        stream.until(lambda: not any(differences(settings, told, done.until).values()), 180)
+        stream.until(lambda: not any(differences(settings, brute, done.until).values()), 180)
     stream.drains()
-    done.live = differences(settings, told, done.until)
+    done.live = differences(settings, brute, done.until)
 
     done.run = settle.settle(settings, CATALOG, [YESTERDAY], "the settling test")
     done.versions.append(state())
@@ -208,7 +216,7 @@ def day(house: Callable[..., Settings], run: Any, spark: SparkSession) -> Traffi
     done.again = settle.publish(settings, CATALOG, done.run.id)
     done.versions.append(state())
     done.files.append(parquet())
-    done.settled = differences(settings, told, MIDNIGHT + timedelta(days=1))
+    done.settled = differences(settings, brute, MIDNIGHT + timedelta(days=1))
     return done
 
 
