@@ -189,6 +189,7 @@ def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_
     assert talk.ledger("from_offset, until_offset") == [(0, 3)]
 
 
+@pytest.mark.long
 def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_deleted", partitions=1)
     talk.send("a", "b", "c")

@@ -187,7 +187,9 @@ def filled(theirs: Kafka) -> str:
 # ---- the right settings
 
 
-@pytest.mark.parametrize("way", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "SASL_PLAINTEXT", "mutual TLS"])
+@pytest.mark.parametrize(
+    "way", ["SCRAM-SHA-512", pytest.param("SCRAM-SHA-256", marks=pytest.mark.long), "PLAIN", "SASL_PLAINTEXT", "mutual TLS"]
+)
 def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, spark: Any, topic_name: str, capfd: Any) -> None:
     if way == "mutual TLS":
         files = {"kafka_certificate": theirs.file("client.pem"), "kafka_key": theirs.file("client.key")}
