@@ -66,7 +66,7 @@ def logs() -> Iterator[None]:
 def pace() -> Iterator[None]:
     """A command run inside this process must not leave it, and whatever it starts later, behind the other worker's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "step_aside", lambda: None)
+        patch.setattr(local, "step_aside", lambda niceness=10: None)
         yield
 
 

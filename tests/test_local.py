@@ -338,16 +338,18 @@ def test_broker_that_cannot_start_names_its_log(jars: Path, settings: Settings) 
 # ---- giving way
 
 
-def test_who_steps_aside_goes_after_others_of_its_session_and_of_other_sessions() -> None:
+@pytest.mark.parametrize(("niceness", "said"), [(10, ""), (5, "5")])
+def test_who_steps_aside_goes_after_others_of_its_session_and_of_other_sessions(niceness: int, said: str) -> None:
     script = (
-        "import os, pathlib; from tidemark import local; before = os.nice(0); local.step_aside(); local.step_aside();"
+        "import os, pathlib; from tidemark import local; before = os.nice(0);"
+        f"local.step_aside({said}); local.step_aside({said});"
         "group = pathlib.Path('/proc/self/autogroup');"
-        "print(os.nice(0) - before, group.read_text().split()[-1] if group.exists() else 10)"
+        "print(os.nice(0) - before, group.read_text().split()[-1] if group.exists() else " + f"{niceness})"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYSPARK_GATEWAY_PORT"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, start_new_session=True)
     nicer, group = done.stdout.split()
-    assert (int(nicer), int(group)) == (10 - os.nice(0), 10), done.stderr
+    assert (int(nicer), int(group)) == (niceness - os.nice(0), niceness), done.stderr
 
 
 def test_a_jvm_that_spark_submit_has_started_steps_aside_with_its_program(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from tidemark import speed
+from tidemark import local, speed
 from tidemark.model import duration
+from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import last_hour
+from tidemark.settings import Settings
 
 END, STEP = datetime(2026, 11, 19, 14, 30, tzinfo=UTC), timedelta(seconds=5)
 WRITTEN = END - timedelta(hours=9)
@@ -33,6 +35,22 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
     refresher = object.__new__(speed.Refresher)
     refresher.stream = stream
     assert refresher.swept_before(last_hour, END, STEP) == on
+
+
+@pytest.mark.parametrize(
+    ("triggers", "yields"),
+    [("alarms=2 seconds", []), ("alarms=2 seconds,main=10 seconds", [5])],
+    ids=["every three seconds", "ten"],
+)
+def test_a_stream_that_has_time_lets_quicker_ones_go_first(
+    triggers: str, yields: list[int], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(local, "step_aside", asked.append)
+    monkeypatch.setattr(speed, "Stream", lambda *_: (_ for _ in ()).throw(speed.SpeedError("far enough")))
+    with pytest.raises(speed.SpeedError, match="far enough"):
+        speed.run(settings.model_copy(update={"triggers": triggers}), CATALOG)
+    assert asked == yields
 
 
 BATCH = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An error \

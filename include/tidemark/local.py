@@ -548,16 +548,16 @@ def behind(settings: Settings, stream: str) -> timedelta:
     return timedelta(seconds=lag / max(rate, 1.0))
 
 
-def step_aside() -> None:
-    """Let everything else on this machine go first: what computes again must not slow what is live."""
-    os.nice(max(0, 10 - os.nice(0)))
+def step_aside(niceness: int = 10) -> None:
+    """Let everything on this machine that is less nice go first: what computes again must not slow what is live."""
+    os.nice(max(0, niceness - os.nice(0)))
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM that spark-submit has started is above this process, and has threads
         for thread in Path(f"/proc/{os.getppid()}/task").glob("*"):
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
         return  # and its session is Airflow's too
     with suppress(OSError):  # Linux weighs sessions against each other first, and a process only within its own
-        Path("/proc/self/autogroup").write_text("10")
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 # ---- leases

@@ -49,6 +49,8 @@ SWEPT = timedelta(minutes=10)
 REST = 3
 # And of views that announce their rows, which somebody waits for.
 REST_OF_ANNOUNCED = 1
+# A stream whose trigger is that long lets quicker ones have the cores first, and goes before what computes days again.
+UNHURRIED, YIELDING = timedelta(seconds=10), 5
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
@@ -96,6 +98,8 @@ def run(
     state = settings.state / stream
     state.mkdir(parents=True, exist_ok=True)
     with Lease(state / "lease"):
+        if duration(settings.trigger) >= UNHURRIED:
+            local.step_aside(YIELDING)
         (state / "stop").unlink(missing_ok=True)
         if settings.stream_backend == "service":
             wait_until_wanted(settings, stream)
