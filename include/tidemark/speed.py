@@ -26,7 +26,20 @@ import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
 from tidemark.local import Lease, LeaseHeld
-from tidemark.model import Catalog, Declared, Live, Rollup, Shortcut, Topic, View, comment, duration, fingerprint, needed
+from tidemark.model import (
+    Catalog,
+    DeclarationError,
+    Declared,
+    Live,
+    Rollup,
+    Shortcut,
+    Topic,
+    View,
+    comment,
+    duration,
+    fingerprint,
+    needed,
+)
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -98,7 +111,7 @@ def run(
     state = settings.state / stream
     state.mkdir(parents=True, exist_ok=True)
     with Lease(state / "lease"):
-        if duration(settings.trigger) >= UNHURRIED:
+        if unhurried(settings.trigger):
             local.step_aside(YIELDING)
         (state / "stop").unlink(missing_ok=True)
         if settings.stream_backend == "service":
@@ -114,6 +127,13 @@ def run(
                 lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=because[:2000])))
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
+
+
+def unhurried(trigger: str) -> bool:
+    """Whether a trigger is that long. It is in Spark's words: what is not a length of time in ours, as milliseconds, is short."""
+    with suppress(DeclarationError):
+        return duration(trigger) >= UNHURRIED
+    return False
 
 
 def readers(settings: Settings, mine: Catalog) -> ExitStack:
