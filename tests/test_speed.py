@@ -39,8 +39,8 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
 
 @pytest.mark.parametrize(
     ("triggers", "yields"),
-    [("alarms=2 seconds", []), ("alarms=2 seconds,main=10 seconds", [5])],
-    ids=["every three seconds", "ten"],
+    [("alarms=2 seconds", []), ("main=200 milliseconds", []), ("alarms=2 seconds,main=10 seconds", [5])],
+    ids=["every three seconds", "milliseconds", "ten"],
 )
 def test_a_stream_that_has_time_lets_quicker_ones_go_first(
     triggers: str, yields: list[int], settings: Settings, monkeypatch: pytest.MonkeyPatch
