@@ -92,6 +92,19 @@ def test_the_archive_is_made_once_for_a_java_and_anew_for_another(
     assert f"-XX:SharedArchiveFile={tmp_path / session.ARCHIVE}" in session.java(settings)["spark.driver.extraJavaOptions"]
 
 
+def test_the_archive_stays_whatever_options_every_java_here_is_given(
+    rehearsal: Rehearsal, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java says with its version which it has picked up."""
+    settings, java = settings.model_copy(update={"jars_dir": tmp_path}), runtime(tmp_path, "17.0.1")
+    java.write_text(java.read_text() + '\necho "NOTE: Picked up JDK_JAVA_OPTIONS: $JDK_JAVA_OPTIONS" >&2\n')
+    made = []
+    for options in ("-Xint", "-Xmx1g"):
+        monkeypatch.setenv("JDK_JAVA_OPTIONS", options)
+        made.append(session.archive(settings, java))
+    assert made == [True, False]
+
+
 def test_an_archive_that_cannot_be_made_stops_nobody(
     rehearsal: Rehearsal, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

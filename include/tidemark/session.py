@@ -179,7 +179,8 @@ def archive(settings: Settings, runtime: Path) -> bool:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
-    version = subprocess.run([runtime, "-version"], capture_output=True, check=True).stderr
+    plain = {name: value for name, value in os.environ.items() if name not in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")}
+    version = subprocess.run([runtime, "-version"], capture_output=True, check=True, env=plain).stderr
     what = f"{version!r} {[(entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(jars)]} {jars}"
     wanted, stamp = hashlib.sha256(what.encode()).hexdigest(), settings.jars / f"{ARCHIVE}.of"
     with FileLock(settings.jars / "lock"):
