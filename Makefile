@@ -21,11 +21,14 @@ clean-demo: install  ## forget what the demo kept
 	@$(RUN)/tidemark down >/dev/null 2>&1 || true
 	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs .tidemark/airflow
 
-test: jars  ## the whole suite, a real broker included; three files of tests at a time, since a fifth of it is waiting; the long files first
-	$(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Three files at a time, since a fifth of their time is waiting, and those that take longest first.
+PYTEST := $(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test-all: jars  ## the suite and its long tests, each law in four times as many worlds
-	$(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "" --hypothesis-profile=long
+test: jars  ## what every change must pass, a real broker included
+	$(PYTEST)
+
+test-all: jars  ## also what is marked long, and each law in four times as many worlds
+	$(PYTEST) -m "" --hypothesis-profile=long
 
 # Of tests and benches mypy says which names and which arguments a call cannot have; of their data it is not to speak.
 LOOSE := arg-type assignment dict-item func-returns-value has-type index method-assign misc operator return-value type-var \

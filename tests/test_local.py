@@ -344,7 +344,7 @@ def test_who_steps_aside_goes_after_others_of_its_session_and_of_other_sessions(
         "import os, pathlib; from tidemark import local; before = os.nice(0);"
         f"local.step_aside({said}); local.step_aside({said});"
         "group = pathlib.Path('/proc/self/autogroup');"
-        "print(os.nice(0) - before, group.read_text().split()[-1] if group.exists() else " + f"{niceness})"
+        f"print(os.nice(0) - before, group.read_text().split()[-1] if group.exists() else {niceness})"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYSPARK_GATEWAY_PORT"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, start_new_session=True)

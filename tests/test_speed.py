@@ -45,9 +45,12 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
 def test_a_stream_that_has_time_lets_quicker_ones_go_first(
     triggers: str, yields: list[int], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def stream(*_: object) -> None:
+        raise speed.SpeedError("far enough")
+
     asked: list[int] = []
     monkeypatch.setattr(local, "step_aside", asked.append)
-    monkeypatch.setattr(speed, "Stream", lambda *_: (_ for _ in ()).throw(speed.SpeedError("far enough")))
+    monkeypatch.setattr(speed, "Stream", stream)
     with pytest.raises(speed.SpeedError, match="far enough"):
         speed.run(settings.model_copy(update={"triggers": triggers}), CATALOG)
     assert asked == yields
