@@ -385,7 +385,9 @@ class Stream:
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
         if last >= 0 or moved:
-            held = [*topics, *(t for t in given if t in self.tables)]  # a killed batch may have held what is given away
+            # A killed batch may have held what is given away, unless another has read on: it starts after whole batches only.
+            mine = (t for t in given if t in self.tables and lake.reader(self.settings, self.catalog.topics[t]) == self.name)
+            held = [*topics, *mine]
             done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
             lost = self.lost(done, earliest)
             if not accept_loss:
