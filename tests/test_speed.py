@@ -97,3 +97,26 @@ def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
     refresher.stream, refresher.swept, refresher.seen, refresher.upto = stream, {}, {}, {}
     refresher.sweep(last_hour, shortcut, refresh, END, 7)
     assert noted == {last_hour.name: end}
+
+
+def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_was() -> None:
+    yesterday, today = END - timedelta(hours=20), END
+    ledger, days = CATALOG.views["payment_ledger"], CATALOG.views["payment_days"]
+    stream: Any = SimpleNamespace(
+        done=7, stream_time=today, ended_at=None, skipped=set(), computed={ledger.name: yesterday, days.name: yesterday}
+    )
+    stream.low_since = lambda *_: speed.EARLIEST
+    refresher = object.__new__(speed.Refresher)
+    refresher.stream, refresher.zone, refresher.live = stream, Settings(_env_file=None).tz, {ledger.name, days.name}
+    refresher.seen, refresher.upto = {days.name: yesterday}, {ledger.name: 6, days.name: 6}
+    refresher.others, refresher.versions, refresher.due = {days.name: []}, {}, {days.name: lambda: True}
+    refresher.reopened = lambda view: None
+    refresher.untouched = lambda view, at: False
+
+    early = refresher.span(days)
+    assert early
+    refresher.seen[days.name], refresher.upto[days.name] = early.at, early.seq
+    stream.computed[ledger.name], refresher.upto[ledger.name] = today, 7
+    again = refresher.span(days)
+    assert again
+    assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)

@@ -1273,10 +1273,14 @@ class Refresher:
         dates = view.time == "day"
         step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
         until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
-        # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up.
-        behind = [self.upto.get(s.name, -1) for s in view.reads.values() if s.name in self.live]
-        seq, last = min([seq, *behind]), self.seen.get(view.name)
+        last = self.seen.get(view.name)
         before = last or self.stream.computed.get(view.name) or self.stream.ended_at or at
+        # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up, and
+        # from where that one was. What has a short way is only ever behind with what is swept.
+        behind = [s for s in view.reads.values() if s.name in self.live]
+        seq = min([seq, *(self.upto.get(s.name, -1) for s in behind)])
+        whole = [self.stream.computed.get(s.name, before) for s in behind if not getattr(s, "shortcut", None)]
+        at = min([at, *whole])
         back = min(at, before) - duration(view.refresh.back)
         if last:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
