@@ -479,11 +479,14 @@ class Here:
             "http://127.0.0.1:8974": f"http://127.0.0.1:{health}",
             "0.0.0.0": "127.0.0.1",
         }
+        database = f"sqlite:///{settings.home}/airflow.db?timeout=30"
         self.own = {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(settings.home),
+            "JAVA_HOME": str(local.java().resolve().parent.parent),
             "TIDEMARK_METRICS_PORT": str(page),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{settings.home}/airflow.db?timeout=30",
+            "AIRFLOW__CORE__FERNET_KEY": Fernet.generate_key().decode(),
+            **dict.fromkeys(("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "TIDEMARK_AIRFLOW_DATABASE"), database),
             "AIRFLOW__API__PORT": str(self.api),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_HOST": "127.0.0.1",
