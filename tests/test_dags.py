@@ -46,6 +46,22 @@ def settings(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytes
     return fresh_settings(tmp_path_factory.mktemp("parsed"))
 
 
+UNREACHABLE = """Traceback (most recent call last):
+sqlalchemy.exc.OperationalError: (psycopg2.OperationalError) could not translate host name "postgres" to address
+[SQL: SELECT 1]
+(Background on this error at: https://sqlalche.me/e/21/e3q8)
+"""
+
+
+def test_command_that_fails_says_why(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 1, stdout="", stderr=UNREACHABLE)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(
+        airflow.AirflowFailed, match=r'airflow db clean ended with exit code 1: .* host name "postgres" to address$'
+    ):
+        airflow.command(settings, "db", "clean")
+
+
 @pytest.fixture(scope="module")
 def parsed(settings: Settings) -> dict[str, Any]:
     airflow.command(settings, "db", "migrate")

@@ -141,7 +141,8 @@ def command(settings: Settings, *argv: str, seconds: float = 180, own: Mapping[s
         timeout=seconds,
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        told = (done.stderr or done.stdout).strip().splitlines()
+        said = [line for line in told if not line.startswith(("[SQL:", "[parameters:", "(Background on"))]  # SQLAlchemy's last
         raise AirflowFailed(f"airflow {' '.join(argv)} ended with exit code {done.returncode}: {said[-1] if said else ''}")
     return done.stdout
 
