@@ -1,6 +1,6 @@
 """The speed layer: each stream started or adopted, watched, and started again when it dies."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow.sdk import dag, task
 from stream import WatchStream
@@ -25,8 +25,8 @@ def speed_layer() -> None:
     One run a watch window (`TIDEMARK_WATCH_WINDOW`, an hour); a task for each stream. The stream is a process of its own: it
     outlives the task, the run and every process of Airflow. The task's log has a line of progress twice a minute.
 
-    * **It died, or does not beat**: started again. Five deaths in one window fail the task with the end of the stream's log;
-      three failed runs pause this DAG.
+    * **It died, or does not beat**: started again. Five deaths in one window are told of. Fifteen fail the try with the end of
+      the stream's log; the next one begins a minute later, then after two, and so on up to ten. Three failed runs pause this DAG.
     * **Clear or mark the task**: the stream is drained; the next run starts it.
     * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
     """
@@ -41,6 +41,11 @@ def speed_layer() -> None:
         task_id="watch",
         window=duration(Settings().watch_window).total_seconds(),
         map_index_template="{{ task.stream }}",
+        # The run lasts for as long as the other streams are watched: one that died too often is not left dead till then.
+        retries=10,
+        retry_delay=timedelta(minutes=1),
+        retry_exponential_backoff=2,
+        max_retry_delay=timedelta(minutes=10),
     )
     watch.expand(stream=streams())
 

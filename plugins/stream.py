@@ -21,6 +21,8 @@ LOOK = 2.0
 """Seconds between two looks at the stream's heartbeat and progress."""
 SAY = 30.0
 """Seconds between two lines of progress in the task's log: 120 an hour."""
+TOLD = 5
+"""Deaths of a stream in one window, before somebody is told of them."""
 
 
 class WatchStream(BaseOperator):
@@ -28,11 +30,11 @@ class WatchStream(BaseOperator):
 
     It is started again when it dies, or when it lives and its heartbeat is older than `TIDEMARK_STALE_AFTER`. Clearing or
     marking the task drains it. Wanted stopped (DAG `control`), it is left stopped and the task says so. With the back end
-    `service` nothing is started here: the container does. A stream that dies `deaths` times within one window fails the
-    task with the end of its log.
+    `service` nothing is started here: the container does. One that dies five times within one window is told of; one that dies
+    `deaths` times fails the task with the end of its log.
     """
 
-    def __init__(self, *, stream: str, window: float, deaths: int = 5, **kwargs: Any) -> None:
+    def __init__(self, *, stream: str, window: float, deaths: int = 15, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.stream, self.window, self.deaths = stream, window, deaths
 
@@ -65,10 +67,12 @@ class WatchStream(BaseOperator):
             return event["said"]
         settings = Settings()
         self.log.warning("stream %s %s: %s", self.stream, event["what"], event["said"])
-        if event["what"] == "failed" and died + 1 >= self.deaths:
-            log = settings.state / "logs" / f"speed-{self.stream}.log"
-            end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+        log = settings.state / "logs" / f"speed-{self.stream}.log"
+        too_often = event["what"] == "failed" and died + 1 >= self.deaths
+        if too_often or (event["what"] == "failed" and died + 1 == TOLD):
             tell("stream_down", f"Stream {self.stream} died {died + 1} times", event["said"], stream=self.stream, log=str(log))
+        if too_often:
+            end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
             raise RuntimeError(f"stream {self.stream} died {died + 1} times in one window; the end of {log}:\n{end}")
         if event["what"] == "stale":
             with suppress(ProcessLookupError):

@@ -141,6 +141,13 @@ def test_a_stream_that_died_is_started_until_it_died_too_often(watcher, config, 
     assert told(config) == ["stream_down"]
 
 
+def test_a_stream_that_dies_again_and_again_is_told_of_once_and_started_all_the_same(plugins, config, started):
+    watcher = plugins.stream.WatchStream(task_id="watch", stream="main", window=60.0)
+    for died in range(11):
+        deferred(lambda died=died: watcher.resume({}, {"what": "failed", "said": "a table is gone"}, until=9e9, died=died))
+    assert (started, told(config)) == (["main"] * 11, ["stream_down"])
+
+
 def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watcher, config, started):
     silent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
