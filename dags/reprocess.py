@@ -131,7 +131,7 @@ def reprocess() -> None:
         options=["Publish", "Drop"],
         options_mapping={"Publish": "publish", "Drop": "drop"},
         # An answer within a second of the question may find Airflow still noting that it was asked: then it asks again.
-        retries=2,
+        retries=10,
         retry_delay=timedelta(seconds=5),
     )
 
