@@ -67,17 +67,18 @@ class WatchStream(BaseOperator):
             return event["said"]
         settings = Settings()
         self.log.warning("stream %s %s: %s", self.stream, event["what"], event["said"])
-        log = settings.state / "logs" / f"speed-{self.stream}.log"
-        too_often = event["what"] == "failed" and died + 1 >= self.deaths
-        if too_often or (event["what"] == "failed" and died + 1 == TOLD):
-            tell("stream_down", f"Stream {self.stream} died {died + 1} times", event["said"], stream=self.stream, log=str(log))
-        if too_often:
-            end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
-            raise RuntimeError(f"stream {self.stream} died {died + 1} times in one window; the end of {log}:\n{end}")
+        if event["what"] == "failed":
+            died += 1
+            log = settings.state / "logs" / f"speed-{self.stream}.log"
+            if died == TOLD or died >= self.deaths:
+                tell("stream_down", f"Stream {self.stream} died {died} times", event["said"], stream=self.stream, log=str(log))
+            if died >= self.deaths:
+                end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+                raise RuntimeError(f"stream {self.stream} died {died} times in one window; the end of {log}:\n{end}")
         if event["what"] == "stale":
             with suppress(ProcessLookupError):
                 os.kill(local.status(settings, self.stream)["heartbeat"]["pid"], signal.SIGKILL)
-        self.watch(until, died + (event["what"] == "failed"))
+        self.watch(until, died)
         raise AssertionError("watch defers")
 
 

@@ -126,3 +126,7 @@ for trigger in (StreamTrigger("main", 1.5), DayTrigger("2026-11-19", 2.5)):
 def test_a_person_whose_answer_airflow_lost_is_asked_again(parsed: dict[str, Any]) -> None:
     """An answer that comes while Airflow notes that it has asked fails the task: "finished with state success, but queued"."""
     assert parsed["dags"]["reprocess"]["tasks"]["approve"]["retries"] > 0
+
+
+def test_a_stream_that_died_too_often_is_tried_again_while_the_other_one_is_watched(parsed: dict[str, Any]) -> None:
+    assert parsed["dags"]["speed_layer"]["tasks"]["watch"]["retries"] > 0

@@ -180,8 +180,12 @@ def test_kill_of_all_of_airflow_leaves_the_stream_and_its_watcher_goes_on(house:
     assert (after["dag_run_id"], after["try_number"]) == (before["dag_run_id"], before["try_number"])
     produce(house, [event("after-it", datetime.now(UTC))])
     house.until(lambda: house.rows("SELECT count(*) FROM page_views WHERE event_id = 'after-it'") == [(1,)])
-    progress = lambda: f"batch {local.status(house.settings)['progress']['seq']}"  # noqa: E731
-    house.until(lambda: progress() in house.log("speed_layer", after["dag_run_id"], "watch", mapped=after["map_index"]))
+
+    def says_the_newest_batch() -> bool:
+        seq = local.status(house.settings)["progress"]["seq"]
+        return f"batch {seq}" in house.log("speed_layer", after["dag_run_id"], "watch", mapped=after["map_index"])
+
+    house.until(says_the_newest_batch)
 
 
 def test_killed_stream_is_started_again_and_there_is_never_a_second(house: House) -> None:
