@@ -1,6 +1,8 @@
 """The stream's clockwork that needs neither Kafka nor Spark; what it does with them is in tests/integration."""
 
+import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,3 +122,23 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     again = refresher.span(days)
     assert again
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
+
+
+def test_a_batch_announces_what_it_brings_and_a_failure_there_does_not_stop_the_stream(tmp_path: Path) -> None:
+    done: list[str] = []
+    stream = object.__new__(speed.Stream)
+    stream.turn, stream.stopping = threading.Lock(), threading.Event()
+    stream.settings = SimpleNamespace(state=tmp_path)  # type: ignore[assignment]
+
+    def whole() -> None:
+        assert stream.turn.locked()
+        done.append("announced")
+        raise ValueError("a mistake in a view")
+
+    stream.batch = lambda records, number: done.append(f"batch {number}")  # type: ignore[method-assign,assignment]
+    stream.announcing = SimpleNamespace(views=["host_errors"], whole=whole)  # type: ignore[assignment]
+    stream.batch_and_what_it_announces(None, 7)  # type: ignore[arg-type]
+    assert done == ["batch 7", "announced"]
+    with pytest.raises(ValueError, match="a mistake in a view"):
+        stream.announced()()  # the thread beside tries again, and never in the middle of a batch
+    assert not stream.turn.locked()

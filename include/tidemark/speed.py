@@ -60,8 +60,6 @@ STEP = 1_000_000
 SWEPT = timedelta(minutes=10)
 # How many times as long as a job took the views that it refreshed are left off: views never take the stream's cores.
 REST = 3
-# And of views that announce their rows, which somebody waits for.
-REST_OF_ANNOUNCED = 1
 # A stream whose trigger is that long lets quicker ones have the cores first, and goes before what computes days again.
 UNHURRIED, YIELDING = timedelta(seconds=10), 5
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
@@ -204,6 +202,8 @@ class Stream:
         self.remembering = threading.Lock()
         # Views with marks that the short way never wrote: older than `back` when the stream came to them.
         self.skipped: set[str] = set()
+        # Whose turn it is: a batch's, or that of the views that announce.
+        self.turn = threading.Lock()
 
     # ---- start
 
@@ -227,6 +227,7 @@ class Stream:
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.caught_up = not any(self.lag().values())
         self.roll_what_lacks()
+        self.announcing = Refresher(self, [v for v in self.live_views() if v.announce], "announced", rest=0)
         beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
         background = [Background(self, work) for work in beside]
         try:
@@ -674,7 +675,7 @@ class Stream:
         source = self.spark.readStream.format("kafka").options(**(kafka.spark_options(self.settings) | options)).load()
         return (
             source.writeStream.queryName(self.name)
-            .foreachBatch(self.batch)
+            .foreachBatch(self.batch_and_what_it_announces)
             .option("checkpointLocation", str(self.checkpoint.path))
             .trigger(processingTime=self.settings.trigger)
             .start()
@@ -686,6 +687,25 @@ class Stream:
         before = self.checkpoint.offsets(number - 1) if number > 0 else (generation or self.generation).start
         spans = {t: {p: [before.get(t, {}).get(p, 0), u] for p, u in parts.items()} for t, parts in until.items()}
         return {t: {p: s for p, s in parts.items() if s[1] > s[0]} for t, parts in spans.items()}
+
+    def batch_and_what_it_announces(self, records: DataFrame, number: int) -> None:
+        """A micro-batch, and the views that announce: beside each other both would take twice as long, and an alarm waits for
+        both."""
+        with self.turn:
+            self.batch(records, number)
+            if self.announcing.views:
+                self.attempt(self.announcing.whole, "announced")
+
+    def attempt(self, work: Callable[[], None], name: str) -> bool:
+        """Do a piece of work beside the batches; False where it fails, which is logged, and tried again."""
+        try:
+            work()
+        except Exception as error:
+            if not self.stopping.is_set():
+                log.warning("will be tried again", work=name, because=" ".join(str(error).split())[:500])
+                (self.settings.state / fold.REMEMBERED).unlink(missing_ok=True)
+            return False
+        return True
 
     def batch(self, records: DataFrame, number: int) -> None:
         """One micro-batch: judge, append to the logs, roll and append, write the ledger. In that order, each once."""
@@ -913,8 +933,13 @@ class Stream:
         return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
 
     def announced(self) -> Callable[[], None]:
-        """Views that announce have a clock of their own, so that nobody waits for the refresh of another view."""
-        return Refresher(self, [v for v in self.live_views() if v.announce], "marks", REST_OF_ANNOUNCED).whole
+        """What is due of the views that announce when no batch comes: most of it is done by the batch that brings their rows."""
+
+        def work() -> None:
+            with self.turn:
+                self.announcing.whole()
+
+        return work
 
     def refreshes(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if not v.announce], "views").whole
@@ -1051,13 +1076,7 @@ class Background:
         self.stream.in_pool("marks" if prepare.__name__ in ("shortcuts", "announced") else "views")
         work = prepare()
         while not self.stream.stopping.wait(0.1):
-            try:
-                work()
-            except Exception as error:
-                if self.stream.stopping.is_set():
-                    return
-                log.warning("will be tried again", work=prepare.__name__, because=" ".join(str(error).split())[:500])
-                (self.stream.settings.state / fold.REMEMBERED).unlink(missing_ok=True)
+            if not self.stream.attempt(work, prepare.__name__):
                 self.stream.stopping.wait(5)
 
 
@@ -1082,11 +1101,11 @@ class Refresher:
     """Computes the newest rows of live views again from the tables, and swaps them in; a settled day is never touched.
 
     Three of them run: one for the short ways, every few seconds, one for the full ways, and one for the full ways of views that
-    announce. `covered` says up to where the full way has last written, so that no two write one mark twice.
+    announce, after each batch. `covered` says up to where the full way has last written, so that no two write one mark twice.
     """
 
     def __init__(self, stream: Stream, views: Sequence[View], pool: str, rest: int = REST) -> None:
-        self.stream, self.views, self.rest = stream, views, rest
+        self.stream, self.views, self.pool, self.rest = stream, views, pool, rest
         self.spark = stream.spark if pool == "marks" else session.beside(stream.spark)
         self.due = {
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
@@ -1384,7 +1403,9 @@ class Refresher:
         return found
 
     def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
-        return lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
+        there = lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
+        # In one part: what somebody waits for is a few minutes of rows, and each exchange between stages would cost more.
+        return there.coalesce(1) if self.pool == "announced" else there
 
     def swap(self, view: View, rows: pa.Table, since: datetime, until: datetime, step: timedelta | None) -> None:
         import pyarrow as pa
