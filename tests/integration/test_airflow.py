@@ -319,6 +319,21 @@ def decided(house: House, run: str, option: str) -> str:
     return house.until(over, 900)
 
 
+def test_airflow_without_its_database_comes_back_and_a_night_again_changes_nothing(house: House) -> None:
+    rows = {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views}
+    pid = house.pid()
+    airflow.take_down(house.settings)
+    for file in (house.settings.home / "airflow").glob("airflow.db*"):
+        file.unlink()
+    house.up()
+    house.until(house.watching)
+    assert house.pid() == pid
+    house.until(lambda: house.http.get("/api/v2/dags/nightly").is_success)
+    run = house.trigger("nightly", day=str(DAYS[0]))
+    assert house.ended("nightly", run) == "success"
+    assert {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views} == rows
+
+
 def test_a_mistake_is_mended_and_taken_back_all_through_airflow(house: House) -> None:
     """As shipped, visitors are told apart by their first four letters; mended, replayed, approved, taken back."""
     uv = "SELECT uv FROM site_daily_traffic WHERE day = '{}'"
@@ -367,18 +382,3 @@ def test_drained_stream_stays_stopped_until_it_is_started(house: House) -> None:
     )
     assert house.ended("control", house.trigger("control", action="start", reason="looked")) == "success"
     house.until(lambda: local.status(house.settings).get("heartbeat", {}).get("state") == "running")
-
-
-def test_airflow_without_its_database_comes_back_and_a_night_again_changes_nothing(house: House) -> None:
-    rows = {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views}
-    pid = house.pid()
-    airflow.take_down(house.settings)
-    for file in (house.settings.home / "airflow").glob("airflow.db*"):
-        file.unlink()
-    house.up()
-    house.until(house.watching)
-    assert house.pid() == pid
-    house.until(lambda: house.http.get("/api/v2/dags/nightly").is_success)
-    run = house.trigger("nightly", day=str(DAYS[0]))
-    assert house.ended("nightly", run) == "success"
-    assert {name: house.rows(f"SELECT * FROM {name} WHERE settled ORDER BY ALL") for name in CATALOG.views} == rows
