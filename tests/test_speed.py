@@ -117,6 +117,7 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
 
     early = refresher.span(days)
     assert early
+    assert early.come < today  # as the log tells it
     refresher.seen[days.name], refresher.upto[days.name] = early.at, early.seq
     stream.computed[ledger.name], refresher.upto[ledger.name] = today, 7
     again = refresher.span(days)

@@ -1325,7 +1325,7 @@ class Refresher:
             self.stream.remember_computed(name, span.at)
             took = time.monotonic() - began
             self.due[name].rest(max(rest * took, self.due[name].seconds - took))
-            log.info("refreshed", view=name, since=str(span.since), until=str(span.until), seconds=round(took, 3))
+            log.info("refreshed", view=name, since=str(span.since), until=str(span.come), seconds=round(took, 3))
 
     def untouched(self, view: View, at: datetime) -> bool:
         """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
@@ -1484,6 +1484,11 @@ class Span:
     seq: int
     looking: datetime
     others: list[int]
+
+    @property
+    def come(self) -> datetime:
+        """Up to where the view is right once this is computed: no further than what it reads had come."""
+        return min(self.until, self.at + timedelta(microseconds=1))
 
 
 @dataclass(frozen=True)
