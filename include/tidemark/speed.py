@@ -1123,7 +1123,10 @@ class Refresher:
         for view in views:
             depths[view.name] = 1 + max(depths.get(s.name, 0) for s in view.reads.values())
         self.rounds = [[v for v in views if depths[v.name] == depth] for depth in sorted({*depths.values()})]
-        self.zone, self.places = stream.settings.tz, dict[str, "Column"]()
+        # Whoever waits for an announcement waits for plans as long as for jobs: half of the views go beside the others.
+        self.lanes = 2 if pool == "announced" and len(views) > 1 else 1
+        self.workers = ThreadPoolExecutor(1, initializer=stream.in_pool, initargs=("stream",))
+        self.zone, self.places = stream.settings.tz, [dict[str, "Column"]() for _ in range(self.lanes)]
         self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
@@ -1165,7 +1168,7 @@ class Refresher:
             spans[view.name] = low, until
             self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
         # One job for all views: each would wait for the one before it.
-        for name, rows in fold.together(frames, self.places).items():
+        for name, rows in fold.together(frames, self.places[0]).items():
             view, (low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
@@ -1254,7 +1257,7 @@ class Refresher:
                 self.together(spans)
 
     def together(self, spans: Mapping[str, Span]) -> None:
-        """Refresh views in one job: a job costs more than most views do, and each would wait for the one before it."""
+        """Refresh views at once: a job costs more than most views do, and each would wait for the one before it."""
         try:
             self.refresh(spans)
         except Exception:
@@ -1315,10 +1318,19 @@ class Refresher:
         return Span(since, until, part, at, seq, looking, others)
 
     def refresh(self, spans: Mapping[str, Span]) -> None:
-        """Compute views by the full way, in one job, and swap them in."""
+        """Compute views by the full way, in one job a lane, and swap them in."""
         began, views = time.monotonic(), self.stream.catalog.views
-        frames = {name: self.answers(views[name], views[name], span.since, span.until) for name, span in spans.items()}
-        for name, rows in fold.together(frames, self.places).items():
+        lanes = [[v.name for v in self.views[lane :: self.lanes] if v.name in spans] for lane in range(self.lanes)]
+
+        def computed(names: Sequence[str], places: dict[str, Column]) -> dict[str, pa.Table]:
+            frames = {n: self.answers(views[n], views[n], spans[n].since, spans[n].until) for n in names}
+            return fold.together(frames, places)
+
+        beside = [self.workers.submit(computed, *lane) for lane in zip(lanes[1:], self.places[1:], strict=True)]
+        found = computed(lanes[0], self.places[0])
+        for lane in beside:
+            found |= lane.result()
+        for name, rows in found.items():
             span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
