@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j import protocol as proto
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
@@ -45,6 +47,22 @@ def test_logs_say_day_and_time_in_utc_on_a_machine_of_another_zone(settings: Set
 def test_a_jvm_starts_from_the_archive_of_classes(spark: SparkSession, jars: Path) -> None:
     pid = spark._jvm.java.lang.ProcessHandle.current().pid()
     assert str(jars / session.ARCHIVE) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_function_that_was_called_once_is_not_looked_up_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = spark.sparkContext._gateway._gateway_client
+    asked, ask = [], client.send_command
+
+    def counted(command: str, *rest: Any, **more: Any) -> Any:
+        asked.append(command[:1])
+        return ask(command, *rest, **more)
+
+    monkeypatch.setattr(client, "send_command", counted)
+    F.upper("a")
+    asked.clear()
+    F.upper("a")
+    assert asked.count(proto.CALL_COMMAND_NAME[:1]) == 2  # the column, and the function of it
+    assert proto.REFLECTION_COMMAND_NAME[:1] not in asked
 
 
 class Rehearsal:
