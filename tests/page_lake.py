@@ -61,6 +61,12 @@ def wave(n: float, height: int) -> int:
 PAGES = ("/", "/search", "/cart", "/checkout", "/item/7", HOSTILE)
 
 
+def beat(settings: Settings, at: datetime) -> None:
+    """What the stream says each second that it runs; one that has not said so for 15 seconds is shown as silent."""
+    said = {"pid": 1, "state": "running", "at": at.isoformat(), "seq": 41}
+    lake.whole_or_nothing(settings.state / "main" / "heartbeat.json", json.dumps(said))
+
+
 def live(settings: Settings, now: datetime) -> None:
     """The last hour's marks and the one an hour before, of site and pages; a stream that has just done its batch 41."""
     newest = mark_of(now)
@@ -95,8 +101,7 @@ def live(settings: Settings, now: datetime) -> None:
         write(settings, "ledger", [row], f"live/main-{seq + 2}-{seq + 2}-aa")
     state = settings.state / "main"
     state.mkdir(parents=True)
-    beat = {"pid": 1, "state": "running", "at": now.isoformat(), "seq": 41}
-    (state / "heartbeat.json").write_text(json.dumps(beat))
+    beat(settings, now)
     local.want(settings, "main", "running", f"an upgrade {HOSTILE}", "admin", again=True)
     progress = {
         "stream": "main", "generation": 1, "seq": 41, "records": 300, "rejects": 0, "records_per_second": 101.4, "seconds": 0.84,

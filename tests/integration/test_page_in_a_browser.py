@@ -66,10 +66,19 @@ def serve(page_module: ModuleType) -> Iterator[Callable[[Settings], str]]:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    settings = Settings(_env_file=None, home=tmp_path_factory.mktemp("filled"))
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    settings, ended = Settings(_env_file=None, home=tmp_path_factory.mktemp("filled")), threading.Event()
     page_lake.fill(settings)
-    return settings
+
+    def beats() -> None:
+        while not ended.wait(1):
+            page_lake.beat(settings, datetime.now(UTC))
+
+    thread = threading.Thread(target=beats)
+    thread.start()
+    yield settings
+    ended.set()
+    thread.join()
 
 
 @pytest.fixture(scope="module")
