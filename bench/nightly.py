@@ -32,7 +32,10 @@ def measure(world: World, events: int, rounds: int) -> list[Figure]:
         until(lambda: not any(r["state"] in ("queued", "running") for r in runs(http)), 1800, between=1)
         for _ in range(rounds):
             with Application() as spark:
-                run = http.post("dags/nightly/dagRuns", json={"logical_date": None, "conf": {"day": str(day)}}).json()
+                asked = http.post("dags/nightly/dagRuns", json={"logical_date": None, "conf": {"day": str(day)}})
+                if not asked.is_success:
+                    raise RuntimeError(f"Airflow does not begin a night: {asked.status_code} {asked.text[:500]}")
+                run = asked.json()
                 until(lambda run=run: state(http, run) in ("success", "failed"), 1800, between=1)
             if state(http, run) != "success":
                 raise RuntimeError(f"the night failed: {run['dag_run_id']}")
