@@ -51,8 +51,8 @@ Run = lake.Run
 KEPT = 64 * 1024 * 1024
 """A staged table of at most so many bytes is read once, and not once for each check."""
 LONG = 5_000_000
-"""From so many records on a JVM that optimizes further may earn what it costs: of thirty days of 2,450,000 it takes 101 CPU-seconds
-instead of 79, of a day of a million a third more."""
+"""From so many records on a JVM that optimizes further may earn what it costs. With it thirty days of 2,450,000 take
+101 CPU-seconds, without it 79; a day of a million takes a third more."""
 START, RECORDS_A_SECOND = 30.0, 10_000.0
 """What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
 
