@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import httpx
 import psutil
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from bench.measure import Figure
 from bench.world import World, free_ports, until
@@ -32,10 +33,7 @@ def measure(world: World, events: int, rounds: int) -> list[Figure]:
         until(lambda: not any(r["state"] in ("queued", "running") for r in runs(http)), 1800, between=1)
         for _ in range(rounds):
             with Application() as spark:
-                asked = http.post("dags/nightly/dagRuns", json={"logical_date": None, "conf": {"day": str(day)}})
-                if not asked.is_success:
-                    raise RuntimeError(f"Airflow does not begin a night: {asked.status_code} {asked.text[:500]}")
-                run = asked.json()
+                run = triggered(http, day)
                 until(lambda run=run: state(http, run) in ("success", "failed"), 1800, between=1)
             if state(http, run) != "success":
                 raise RuntimeError(f"the night failed: {run['dag_run_id']}")
@@ -64,6 +62,14 @@ def client(world: World) -> httpx.Client:
 
 def runs(http: httpx.Client) -> list[dict[str, Any]]:
     return http.get("dags/nightly/dagRuns").json()["dag_runs"]
+
+
+@retry(retry=retry_if_exception_type(httpx.HTTPStatusError), wait=wait_fixed(2), stop=stop_after_delay(60), reraise=True)
+def triggered(http: httpx.Client, day: date) -> dict[str, Any]:
+    """A night that begins now. Airflow may answer 500, with a database error, in the moment in which the last one ends."""
+    said = http.post("dags/nightly/dagRuns", json={"logical_date": None, "conf": {"day": str(day)}})
+    said.raise_for_status()
+    return said.json()
 
 
 def state(http: httpx.Client, run: dict[str, Any]) -> str:
