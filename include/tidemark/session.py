@@ -175,7 +175,7 @@ def remember_lookups() -> None:
     """Have Python ask the JVM once for each class and each static method, and not at every call.
 
     PySpark looks up `functions` and `functions.col` for each column that a plan names: two round trips beside the call, and a
-    search through every jar for a name without a package. It was a tenth of the CPU of a stream of alarms (two cores, Intel).
+    search through every jar for a name without a package. A stream of alarms took 0.98 of a core with it, 0.91 without.
     """
     from py4j.java_gateway import JavaClass, JavaMember, JVMView
 
