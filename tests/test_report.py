@@ -270,6 +270,24 @@ def test_a_table_published_over_its_failed_checks_is_named(settings):
     assert "&#34;pv &lt; uv&#34; failed on 3 rows" in over and '<span class="state bad">published</span>' in text
 
 
+def test_why_a_person_published_over_a_check_is_in_the_report(settings):
+    publish(settings, "new", {DAY: {"/": [30]}})
+    forced = {"forced": {"checks": ["pv < uv"], "reason": f"a partial first day {EVIL}"}}
+    reads_it = {"gate": "blocked", "reasons": ["daily_traffic reads hourly_traffic, which failed its checks"]}
+    save(
+        settings,
+        "new",
+        [DAY],
+        tables={**dict.fromkeys(VIEWS, DONE), "hourly_traffic": DONE | FAILED | forced, "daily_traffic": DONE | reads_it},
+    )
+    over = report(settings, CATALOG, DAY).read_text().split("Published over failed checks:")[1].split("</div>")[0]
+    assert [html.unescape(said) for said in re.findall(r"<li><bdi>(.*?)</bdi></li>", over)] == [
+        *FAILED["reasons"],
+        f"hourly_traffic was published all the same: a partial first day {EVIL}",
+        *reads_it["reasons"],
+    ]
+
+
 def test_an_empty_lake_has_its_report(settings):
     page = report(settings, CATALOG, DAY)
     assert rows(page, "The stream now") == [[s, "never ran", "–", "–", "–", "–"] for s in ("main", "alarms")]

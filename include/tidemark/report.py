@@ -122,7 +122,7 @@ class Standing:
     """How a day stands with its readers: a word, a sentence, and what follows, its commands between backticks.
 
     `run` is the newest that has settled the day. `held` are the tables that a gate holds back, `over` those that were
-    published over one, each with its reasons.
+    published over one, each with its reasons, and that of the person who did so.
     """
 
     state: str
@@ -259,7 +259,9 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     origins = sorted({r.id for r in runs for t in r.tables.values() if t.get("published")})
     have = f"readers have what {' and '.join(origins)} published" if origins else "readers have the day live"
     failed = {n: t.get("reasons", []) for n, t in run.tables.items() if t.get("gate") not in (None, "passed")}
-    over = {n: reasons for n, reasons in failed.items() if run.tables[n].get("published")}
+    forced = {n: t["forced"]["reason"] for n, t in run.tables.items() if t.get("forced")}
+    mine = {n: [f"{n} was published all the same: {reason}"] for n, reason in forced.items()}
+    over = {n: [*reasons, *mine.get(n, [])] for n, reasons in failed.items() if run.tables[n].get("published")}
     held = {n: reasons for n, reasons in failed.items() if n not in over}
     done = [n for n, t in run.tables.items() if t.get("published")]
     waiting = [n for n in run.tables if n in derived and n not in (*done, *held)]
