@@ -1,4 +1,5 @@
-"""`make figures`: take over what the newest runs left in `bench/out`, and write `docs/figures.md` with its pictures."""
+"""`make figures`: take over what the newest runs left in `bench/out`, and write `docs/figures.md` with its pictures, and
+`docs/figures.json` with every figure."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ Run = dict[str, Any]
 ROOT = Path(__file__).parent.parent
 OUT, PAGE, RECORDED = ROOT / "bench" / "out", ROOT / "docs" / "figures.md", ROOT / "docs" / "figures"
 COUNTS = ("lost", "altered", "doubled", "unexplained", "torn")
+OTHERS = ("drill", "hostile", "soak")
+"""Runs that are no bench and have a chapter of their own."""
 GOOD, BAD, SOFT = "#2a7f62", "#c2410c", "#6b7280"
 LINES = (GOOD, "#1d4ed8", "#b45309", "#7c3aed", SOFT)
 HELD_ON_TO = {
@@ -53,6 +56,7 @@ def figures(
         raise typer.BadParameter(
             f"no run in {out}: run make bench, make drill, make soak or make hostile first", param_hint="--out"
         )
+    page.with_suffix(".json").write_text(json.dumps(list(every_figure(runs)), indent=1) + "\n")
     page.write_text(
         "\n".join([HEAD, *of_benches(runs, recorded), *of_drills(runs, recorded), *of_soak(runs, recorded), *of_hostile(runs)])
     )
@@ -81,14 +85,44 @@ def merged(before: Run | None, run: Run) -> Run:
     return run | {"drills": sorted([*others, *mine], key=lambda o: o["drill"])}
 
 
+def every_figure(runs: dict[str, Run]) -> Iterator[Run]:
+    """Each figure of each run, of whatever kind, with the command, time and commit that it is of. What is counted is to be 0."""
+
+    def one(run: Run, figure: str, value: float, unit: str, against: str, goal: str | None = None) -> Run:
+        asked = {"figure": figure, "value": value, "unit": unit, "against": against, "goal": goal}
+        return of(run, asked | {"met": None if goal is None else value <= 0})
+
+    def of(run: Run, figure: Run) -> Run:
+        return figure | {what: run[what] for what in ("command", "at", "commit")}
+
+    for name, run in runs.items():
+        yield from (of(run, figure) for figure in run.get("figures", []))
+        for o in [run["outcome"]] if name == "soak" else run.get("drills", []):
+            its, what = run | {k: o[k] for k in ("at", "commit") if k in o}, f"{o['drill']}, seed {o.get('seed', run['seed'])}"
+            for count, value in counts_of(o).items():
+                yield one(its, f"{'drill: ' * (name == 'drill')}{what}: {count}", value, "", f"{o['records']:,} records", "<= 0")
+            if name == "drill":
+                yield one(its, f"drill: {what}: until well", o["well"], "s", "")
+        for o in run["outcomes"] if name == "hostile" else ():
+            asked = o["held"] is not None
+            against = f"{o['tried']:,} tried" if asked else f"could not be asked: {o['unasked']}"
+            yield one(run, f"hostile: {o['outcome']}", len(o["wrong"]), "wrong", against, "<= 0" if asked else None)
+
+
+def counts_of(outcome: Run) -> dict[str, int]:
+    """What of a drill is to be zero, whether it broke off included."""
+    counts = {name: outcome[name] for name in COUNTS} | {"rows that differ": sum(outcome["differing"].values())}
+    return counts | {"broke off": int(bool(outcome.get("failed")))}
+
+
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
 def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
-    benches = {name: run for name, run in runs.items() if "figures" in run}
-    if not benches:
+    benches = {name: run for name, run in runs.items() if name not in OTHERS}
+    held = [f for run in runs.values() for f in run.get("figures", []) if f["goal"] and f["value"] is not None]
+    if not benches and not held:
         return
-    held = [f for run in benches.values() for f in run["figures"] if f["goal"] and f["value"] is not None]
     yield "## Against the goals\n"
     if ratios := [(f"{f['figure']}  ({f['goal']})", share(f), f["met"]) for f in held if float(f["goal"].split()[1])]:
         picture(folder / "goals.svg", (9, 0.34 * len(ratios) + 0.9), draw_goals, ratios)
@@ -98,18 +132,13 @@ def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
         if curves := curves_of(run["figures"]):
             picture(folder / f"{name}.svg", (9, 5.5), draw_curves, curves, grid=(2, -(-len(curves) // 2)))
             yield f"![{name}, CPU-seconds by stage](figures/{name}.svg)\n"
-        rows = [
-            (
-                f["figure"],
-                said(f["value"]),
-                f["unit"],
-                f["against"],
-                f["goal"] or "",
-                {True: "yes", False: "**no**"}.get(f["met"], ""),
-            )
-            for f in run["figures"]
-        ]
-        yield from table(("figure", "value", "unit", "of", "goal", "met"), rows)
+        yield from table_of(run["figures"])
+
+
+def table_of(figures: Sequence[Run]) -> Iterator[str]:
+    met = {True: "yes", False: "**no**", None: ""}
+    rows = [(f["figure"], said(f["value"]), f["unit"], f["against"], f["goal"] or "", met[f["met"]]) for f in figures]
+    yield from table(("figure", "value", "unit", "of", "goal", "met"), rows)
 
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]
@@ -149,12 +178,13 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
     yield "What was left afterwards, held to a ledger outside, to Kafka's offsets and to DuckDB's answers:\n"
     rows = []
     for name in names:
-        sums = [str(sum(o[count] for o in of[name])) for count in COUNTS]
-        differing = str(sum(sum(o["differing"].values()) for o in of[name]))
+        counts = [counts_of(o) for o in of[name]]
+        sums = [str(sum(one[count] for one in counts)) for count in counts[0]]
         seeds = ", ".join(str(o["seed"]) for o in of[name])
         commits = ", ".join(dict.fromkeys(o["commit"] for o in of[name]))
-        rows.append((name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, differing))
-    yield from table(("fault", "seed", "commit", "records", *COUNTS, "rows that differ"), rows)
+        held = "**no**" if any(any(one.values()) for one in counts) else "yes"
+        rows.append((name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, held))
+    yield from table(("fault", "seed", "commit", "records", *counts_of(run["drills"][0]), "held"), rows)
 
 
 def of_soak(runs: dict[str, Run], folder: Path) -> Iterator[str]:
@@ -163,11 +193,11 @@ def of_soak(runs: dict[str, Run], folder: Path) -> Iterator[str]:
     samples, outcome = run["samples"], run["outcome"]
     late = [seconds for _, seconds in run["caught_up"]]
     yield f"## The soak\n\n{told(run)}\n"
-    counts = ", ".join(f"{name} {outcome[name]}" for name in COUNTS)
     yield f"{run['rate']:,.0f} page views a second for {samples[-1]['minute']:.0f} minutes, the stream killed {len(late)} times."
-    if late:
+    if late and "figures" not in run:
         yield f"Caught up after {statistics.median(late)} s in the median, {max(late)} s at most (goal: 30)."
-    yield f"Afterwards: {counts}, differing {outcome['differing'] or 0}.\n"
+    yield "Afterwards: " + ", ".join(f"{name} {count}" for name, count in counts_of(outcome).items()) + ".\n"
+    yield from table_of(run["figures"]) if "figures" in run else ()
     picture(folder / "soak.svg", (9, 5.5), draw_soak, run, grid=(2, 3))
     yield "What the stream holds on to; the thin lines are kills.\n\n![what is held on to, over the minutes](figures/soak.svg)\n"
 
@@ -176,8 +206,16 @@ def of_hostile(runs: dict[str, Run]) -> Iterator[str]:
     if not (run := runs.get("hostile")):
         return
     yield f"## Hostile input\n\n{told(run)}\n"
-    rows = [(o["outcome"], f"{o['tried']:,}", "yes" if o["held"] else "**no**") for o in run["outcomes"]]
-    yield from table(("outcome", "tried", "held"), rows)
+    if used := run.get("used"):
+        yield "Texts: " + ", ".join(f"{count:,} of {name}" for name, count in used.items()) + ".\n"
+    held = {True: "yes", False: "**no**", None: "could not be asked"}
+    rows = [(o["outcome"], f"{o['tried']:,}", held[o["held"]], cell((o["wrong"] or [o["unasked"]])[0])) for o in run["outcomes"]]
+    yield from table(("outcome", "tried", "held", "the first that did not, or why nobody was asked"), rows)
+
+
+def cell(text: str) -> str:
+    """A text that somebody else has written, as one cell: of one line, and no markup."""
+    return f"`{' '.join(text.split())[:120].replace('`', '').replace('|', '/')}`" if text.strip() else ""
 
 
 def told(run: Run) -> str:

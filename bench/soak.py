@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.drill import ANSWERS, RATE, Drill
-from bench.measure import stamp
+from bench.measure import Figure, stamp
 from bench.world import STREAM, World, until
 from tidemark import lake, local
 from tidemark.pipelines import CATALOG
@@ -27,6 +27,17 @@ from tidemark.pipelines.traffic import last_hour, page_panes
 OUT = Path(__file__).parent / "out" / "soak.json"
 CAUGHT_UP = 5.0
 """Seconds of traffic that may be unread where a stream has caught up; a running one has one or two."""
+FLAT = {
+    "memory": (256, "MiB"),
+    "descriptors": (30, ""),
+    "rollup_files": (60, ""),
+    "view_files": (60, ""),
+    "delta_logs": (15, "MiB"),
+    "checkpoint": (0.1, "MiB"),
+    "process_log": (2, "MiB"),
+}
+"""What each may grow by in an hour and be flat: what the greatest values of lives without a leak differ by. A Delta log keeps two
+days of its commits, and so grows for two days."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ def soak(
     console.print(f"seed {seed}, {rate:g} events/s for {minutes:g} minutes, a kill every {kill:g}", highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     caught: list[tuple[float, float]] = []
-    run = stamp("make soak", seed)
+    run = stamp(command(minutes, rate, kill), seed)
     with World(seed) as world:
         one = Drill(world, Random(seed), world.yesterday(24))
         one.starts_stream()
@@ -77,20 +88,43 @@ def soak(
                     taken.append(found)
         world.stop(producer.name)
         console.print("the traffic has ended; waiting until everything is read", highlight=False)
+        figures = figures_of(taken, caught)
         seen = run | {"rate": rate, "caught_up": caught, "samples": [asdict(s) for s in taken]}
+        seen["figures"] = [figure.plain() for figure in figures]
         out.write_text(json.dumps(seen, indent=1) + "\n")
         outcome = one.held("soak", 0, list(ANSWERS))
     out.write_text(json.dumps(seen | {"outcome": asdict(outcome)}, indent=1) + "\n")
-    console.print(shown(taken, [minute for minute, _ in caught]))
-    if caught:
-        late = [seconds for _, seconds in caught]
-        console.print(
-            f"{len(late)} kills, caught up after {statistics.median(late)} s, the slowest {max(late)} s", highlight=False
-        )
+    console.print(shown(taken, figures))
+    for figure in figures[:2]:
+        console.print(f"{figure.figure}: {figure.value} s, goal {figure.goal}", highlight=False)
     counts = ("records", "lost", "altered", "doubled", "unexplained", "differing")
     said = ", ".join(f"{name} {getattr(outcome, name)}" for name in counts)
     console.print(f"{said}: {'held' if outcome.held else 'NOT HELD'}", highlight=False)
-    raise typer.Exit(0 if outcome.held else 1)
+    raise typer.Exit(0 if outcome.held and all(figure.met for figure in figures) else 1)
+
+
+def command(minutes: float, rate: float, kill: float) -> str:
+    """What was run: `make soak`, or the options that differ from its own."""
+    said = {"minutes": (minutes, 60), "rate": (rate, 1000), "kill": (kill, 5)}
+    options = [f"--{name} {value:g}" for name, (value, usual) in said.items() if value != usual]
+    return " ".join(["python -m bench.soak", *options]) if options else "make soak"
+
+
+def figures_of(taken: list[Sample], caught: list[tuple[float, float]]) -> list[Figure]:
+    """How soon a killed stream had caught up, and what it holds on to more after an hour."""
+    late = [seconds for _, seconds in caught]
+    against = f"{len(late)} kills, until {CAUGHT_UP:g} s of traffic are unread at most"
+    middle, slowest = (statistics.median(late), max(late)) if late else (None, None)
+    found = [
+        Figure("soak: kill to caught up, median", middle, "s", against, "<= 30"),
+        Figure("soak: kill to caught up, slowest", slowest, "s", against, "<= 30"),
+    ]
+    for name, (most, unit) in FLAT.items():
+        values = [getattr(s, name) for s in taken]
+        slope = growth([(s.minute, getattr(s, name)) for s in taken], [minute for minute, _ in caught])
+        against = f"from {values[0]:,.4g} to {values[-1]:,.4g}, {max(values):,.4g} at most" if values else ""
+        found.append(Figure(f"soak: growth of {name.replace('_', ' ')}", slope, f"{unit} an hour".strip(), against, f"<= {most}"))
+    return found
 
 
 def sample(world: World, minute: float) -> Sample | None:
@@ -131,13 +165,14 @@ def mib(size: float) -> float:
     return round(size / 2**20, 2)
 
 
-def shown(taken: list[Sample], kills: list[float]) -> Table:
+def shown(taken: list[Sample], figures: list[Figure]) -> Table:
     """The first sample, the last, the greatest, and the slope of what was greatest between two kills, over the second half."""
-    table = Table("what", "first", "last", "greatest", "slope per hour")
-    for name in list(asdict(taken[0]))[1:]:
+    table = Table("what", "first", "last", "greatest", "slope per hour", "at most", "flat")
+    for name, figure in zip(FLAT, figures[-len(FLAT) :], strict=True):
         values = [getattr(s, name) for s in taken]
-        slope = growth([(s.minute, getattr(s, name)) for s in taken], kills)
-        table.add_row(name, f"{values[0]:,}", f"{values[-1]:,}", f"{max(values):,}", "" if slope is None else f"{slope:+,.1f}")
+        slope = "" if figure.value is None else f"{figure.value:+,.1f}"
+        said = (f"{value:,.5g}" for value in (values[0], values[-1], max(values)))
+        table.add_row(name, *said, slope, str(FLAT[name][0]), "yes" if figure.met else "NO")
     return table
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from bench import __main__ as bench
 from bench import figures
 from bench.measure import stamp
-from bench.soak import growth
+from bench.soak import FLAT, Sample, command, figures_of, growth
 
 OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
 
@@ -91,3 +92,77 @@ def test_what_a_process_gains_before_each_kill_is_no_growth_and_what_every_next_
     assert growth([(m, value + m) for m, value in saw], kills) == pytest.approx(60)
     assert growth([(m, 3 * m) for m, _ in saw], []) == pytest.approx(180)
     assert growth(saw[:80], kills[:3]) is None  # two lives say nothing
+
+
+KILLS = [(5.0 * n, 10.0 + n) for n in range(1, 12)]
+
+
+def hour(**leak: float) -> list[Sample]:
+    """A sample each quarter of a minute, in which some things grow by so much an hour, and the rest goes up and down."""
+    flat = dict.fromkeys(FLAT, 1000.0)
+    return [Sample(m / 4, **{n: v + m / 4 % 5 + m / 240 * leak.get(n, 0) for n, v in flat.items()}) for m in range(240)]
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_soak_in_which_one_thing_grows_by_more_than_it_may_misses_that_goal(name):
+    most = FLAT[name][0]
+    assert all(figure.met for figure in figures_of(hour(**{name: most * 0.9}), KILLS))
+    missed = [figure.figure for figure in figures_of(hour(**{name: most * 1.1}), KILLS) if not figure.met]
+    assert missed == [f"soak: growth of {name.replace('_', ' ')}"]
+
+
+def test_one_kill_that_took_longer_to_catch_up_misses_the_goal_of_the_slowest_and_not_the_medians():
+    figure = {f.figure: (f.value, f.met) for f in figures_of(hour(), [*KILLS, (60.0, 31.0)])}
+    assert figure["soak: kill to caught up, median"] == (16.5, True)
+    assert figure["soak: kill to caught up, slowest"] == (31.0, False)
+
+
+def test_a_soak_says_what_was_run():
+    assert command(60, 1000, 5) == "make soak"
+    assert command(20, 1000, 2.5) == "python -m bench.soak --minutes 20 --kill 2.5"
+
+
+def test_every_run_is_in_one_file_and_each_count_is_to_be_zero(tmp_path):
+    page, out = tmp_path / "docs" / "figures.md", tmp_path / "out"
+    left(out, "live", figures=[figure(12.5, "< 5", False)])
+    left(out, "drill", command="make drill", drills=[{"drill": "file_gone", **OUTCOME, "doubled": 1, "failed": "it broke"}])
+    samples = [vars(sample) for sample in hour()]
+    told = [f.plain() for f in figures_of(hour(), KILLS)]
+    left(
+        out,
+        "soak",
+        command="make soak",
+        rate=1000,
+        samples=samples,
+        caught_up=KILLS,
+        outcome={"drill": "soak", **OUTCOME},
+        figures=told,
+    )
+    tried = [
+        {"outcome": "no name is markup", "tried": 9, "held": False, "wrong": ["<b>|", "<i>"], "unasked": ""},
+        {"outcome": "an audit", "tried": 0, "held": None, "wrong": [], "unasked": "nobody answers"},
+    ]
+    left(out, "hostile", command="make hostile", used={"our own": 81}, outcomes=tried)
+    figures.figures(out, page)
+    every = {f["figure"]: (f["command"], f["value"], f["met"]) for f in json.loads(page.with_suffix(".json").read_text())}
+    assert every["event to readable, p99"] == ("python -m bench --only live", 12.5, False)
+    assert every["drill: file_gone, seed 1: doubled"] == ("make drill", 1, False)
+    assert every["drill: file_gone, seed 1: broke off"] == ("make drill", 1, False)
+    assert every["drill: file_gone, seed 1: lost"] == ("make drill", 0, True)
+    assert every["soak: kill to caught up, slowest"] == ("make soak", 21, True)
+    assert every["soak, seed 1: lost"] == ("make soak", 0, True)
+    assert every["hostile: no name is markup"] == ("make hostile", 2, False)
+    assert every["hostile: an audit"] == ("make hostile", 0, None)
+    said = page.read_text()
+    assert "| no name is markup | 9 | **no** | `<b>/` |" in said
+    assert "| an audit | 0 | could not be asked | `nobody answers` |" in said
+    assert "| soak: kill to caught up, slowest | 21 | s |" in said
+
+
+def test_one_bench_alone_leaves_the_figures_of_the_others(tmp_path):
+    left(tmp_path, "live", figures=[figure(1.0, "< 5", True)])
+    left(tmp_path, "night", figures=[figure(2.0, None, None)])
+    assert [(f["value"], f["command"]) for f in bench.newest(tmp_path)] == [
+        (1.0, "python -m bench --only live"),
+        (2.0, "python -m bench --only night"),
+    ]
