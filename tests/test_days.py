@@ -1,11 +1,16 @@
 """The business day at its edges: midnight, month, leap day and both clock changes, a millisecond before and after."""
 
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from tidemark import compare, lake, settle
 from tidemark.functions import day
@@ -196,3 +201,33 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     assert [d.day for d in settle.stale(settings, of)] == again
     run.pins = {"main": Pin("main", 7, READ, "")}
     assert settle.stale(settings, of) == []
+
+
+#   at 100 records a second, of which `give_way_at` (30 seconds) is 3,000
+@pytest.mark.parametrize(("until", "waited"), [(0, 0), (7, 7), (10_000, 600)])
+@pytest.mark.parametrize("work", [lambda one: one.stage(closes), lambda one: one.read_again(PRICES)], ids=["a chunk", "a part"])
+def test_what_is_computed_again_waits_while_a_stream_is_behind_and_ten_minutes_at_most(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, work: Callable[[settle.Settling], None], until: int, waited: int
+) -> None:
+    now, said = [0], []
+    (settings.state / "main").mkdir(parents=True)
+    beat = {"state": "running", "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
+    (settings.state / "main" / "heartbeat.json").write_text(json.dumps(beat))
+
+    def goes_by(seconds: int) -> None:
+        now[0] += seconds
+        progress = {"lag": 3_001 if now[0] < until else 3_000, "records_per_second": 100.0}
+        (settings.state / "main" / "progress.json").write_text(json.dumps(progress))
+
+    goes_by(0)
+    run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")}, chunks=[["2026-11-01"] * 2])
+    settling = settle.Settling(settings, CLOSES, run, said.append)
+    settling.outer = {d.name: lake.table(settings, d) for d in (PRICES, closes)}
+    for table in settling.outer.values():
+        table.create(StructType().add("at", "timestamp").add("day", "date"))
+    monkeypatch.setattr(settle.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(settle.time, "sleep", goes_by)
+    with suppress(AttributeError):  # then it begins, for which there is no Spark here
+        work(settling)
+    assert now == [waited]
+    assert said == (["waiting: stream main is behind by more than 30 seconds"] if waited else [])

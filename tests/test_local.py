@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -172,6 +173,15 @@ def test_a_long_log_begins_again_under_the_process_that_writes_it(settings: Sett
     assert earlier[0] == "tide 0" and int(later[1].removeprefix("tide ")) > len(earlier) > 100  # and no hole in front of it
 
 
+def test_what_was_told_begins_again_as_a_long_log_does(settings: Settings) -> None:
+    told = settings.state / "alerts.jsonl"
+    told.parent.mkdir(parents=True)
+    told.write_text("{}\n" * 100)
+    assert local.turn_logs(settings) == []
+    assert local.turn_logs(settings, most=200) == [told]
+    assert (told.read_text(), told.with_name("alerts.jsonl.1").read_text()) == ("", "{}\n" * 100)
+
+
 def test_start_of_a_running_name_returns_the_running_process(settings: Settings) -> None:
     first = local.start(settings, "sleeper", SLEEPER)
     assert local.start(settings, "sleeper", SLEEPER) == first
@@ -280,6 +290,22 @@ def test_lease_does_not_pass_to_a_child_that_outlives_its_holder(settings: Setti
         local.start(settings, "sleeper", SLEEPER)
     with Lease(path):
         assert local.running(settings, "sleeper")
+
+
+# ---- streams, as they say of themselves
+
+
+def test_a_stream_that_was_killed_with_a_lag_is_waited_for_by_nobody(settings: Settings) -> None:
+    stream = local.start(settings, "speed-main", SLEEPER)
+    (settings.state / "main").mkdir()
+    for name, said in (
+        ("heartbeat", {"state": "running", "pid": stream.pid, "at": datetime.now(UTC).isoformat()}),
+        ("progress", {"lag": 3_000, "records_per_second": 100.0}),
+    ):
+        (settings.state / "main" / f"{name}.json").write_text(json.dumps(said))
+    assert local.behind(settings, "main") == timedelta(seconds=30)
+    local.stop(settings, "speed-main", signal.SIGKILL)
+    assert local.behind(settings, "main") == timedelta(0)
 
 
 # ---- the broker

@@ -245,12 +245,14 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
 
 
 def turn_logs(settings: Settings, most: int = 16 * 2**20) -> list[Path]:
-    """Have each process's log that is longer than so many bytes begin again; `<name>.log.1` has what it held until the next time.
+    """Have each process's log, and `alerts.jsonl`, begin again where it is longer than so many bytes; `<name>.log.1` has what it
+    held until the next time.
 
     It is emptied and not replaced, since whoever writes it appends to it: a line that comes in the milliseconds between the
     two is lost. The broker turns its own `kafka.log` before it is that long. Returns the logs that begin again.
     """
-    long = [log for log in sorted((settings.state / "logs").glob("*.log")) if log.stat().st_size > most]
+    known = [*sorted((settings.state / "logs").glob("*.log")), *settings.state.glob("alerts.jsonl")]
+    long = [log for log in known if log.stat().st_size > most]
     for log in long:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)
@@ -540,9 +542,9 @@ def start_stream(settings: Settings, stream: str) -> Process:
 
 
 def behind(settings: Settings, stream: str) -> timedelta:
-    """About how long a running stream needs for what it has not read yet; zero for one that does not run."""
+    """About how long a running stream needs for what it has not read yet; zero for one that does not run, or was killed."""
     said = status(settings, stream)
-    if said.get("heartbeat", {}).get("state") != "running" or "progress" not in said:
+    if said.get("heartbeat", {}).get("state") != "running" or "progress" not in said or not beats(settings, stream):
         return timedelta(0)
     lag, rate = said["progress"]["lag"], said["progress"]["records_per_second"]
     return timedelta(seconds=lag / max(rate, 1.0))
