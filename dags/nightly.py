@@ -94,12 +94,11 @@ def nightly() -> None:
             """Red where a check of the staged files failed, with what it found."""
             from airflow.sdk import get_current_context
 
-            from tidemark import lake, settle
-            from tidemark.pipelines import CATALOG
+            from tidemark import lake
 
             get_current_context()["of"] = of["table"]
             run = lake.run_of(SETTINGS, of["run"])
-            if held := settle.held_back(CATALOG, run, of["table"]):
+            if held := run.held_back(of["table"]):
                 raise ValueError(
                     f"{of['table']} is held back: {'; '.join(held)}. Readers see it as it was. The rows are on the page, under "
                     f"Verdicts. Mend the cause and clear this run; or publish over the check: DAG publish_over, run {run.id}"

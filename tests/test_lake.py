@@ -986,3 +986,27 @@ def test_damaged_log_is_not_said_to_come_again(settings) -> None:
     (log.path / "_delta_log" / "00000000000000000001.json").write_bytes(b"")
     with pytest.raises(LakeError, match=r"damaged.*from a copy of the lake; docs/operating\.md"):
         Table(log.root, log.name).delta()
+
+
+@pytest.mark.parametrize(
+    ("own", "reads", "held"),
+    [
+        ({"gate": "passed"}, {"gate": "passed"}, False),
+        ({"gate": "failed"}, {"gate": "passed"}, True),
+        ({"gate": "failed", "forced": {"checks": ["a"]}}, {"gate": "passed"}, False),
+        ({"gate": "blocked"}, {"gate": "failed"}, True),
+        ({"gate": "blocked"}, {"gate": "failed", "forced": {"checks": ["a"]}}, False),
+    ],
+)
+def test_table_is_held_back_by_its_own_gate_and_by_those_of_what_it_reads_unless_a_person_has_taken_it(settings, own, reads, held):
+    tables = {"hours": own | {"reasons": ["why"], "reads": ["panes", "page_views"]}, "panes": reads | {"reasons": ["because"]}}
+    run = a_run(settings, "r1", 12)
+    run.tables = tables
+    assert run.held_back("hours") == (("why",) if held else ())
+
+
+def test_blocked_table_of_a_run_that_does_not_say_what_it_reads_is_held_back(settings):
+    tables = {"hours": {"gate": "blocked", "reasons": ["why"]}, "panes": {"gate": "failed", "forced": {"checks": ["a"]}}}
+    run = a_run(settings, "r1", 12)
+    run.tables = tables
+    assert run.held_back("hours") == ("why",)

@@ -120,6 +120,7 @@ def environment(settings: Settings) -> dict[str, str]:
         ),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "GX_ANALYTICS_ENABLED": "false",
+        "PYTHONDONTWRITEBYTECODE": "",  # else each task compiles the platform's files again, a third of its CPU
     }
     hidden = {name for name, value in settings if isinstance(value, SecretStr)}  # a dump has asterisks for them
     own = settings.model_dump(mode="json", exclude_none=True, exclude=hidden)

@@ -758,6 +758,16 @@ class Run:
         resumable = self.state == "running" or (self.kind == "replay" and self.state == "failed")
         return self.state == "staged" or (resumable and young)
 
+    def held_back(self, name: str) -> tuple[str, ...]:
+        """Why a table is not published: its own gate, or that of something it reads; empty where nothing holds it.
+
+        `reads` of a table names what of the run it looks at, however far. A run that was staged before there was such a list
+        holds back what its gate calls blocked.
+        """
+        said = self.tables[name]
+        failed = any(t["gate"] == "failed" and not t.get("forced") for t in (said, *map(self.tables.get, said.get("reads", ()))) if t)
+        return tuple(said["reasons"]) if failed or (said["gate"] == "blocked" and "reads" not in said) else ()
+
     def days_of(self, declared: Declared) -> list[date]:
         """The days of a table that the run computes: of a rollup also those that are not over."""
         more = self.open_days if isinstance(declared, Rollup) else []

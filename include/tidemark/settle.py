@@ -816,6 +816,7 @@ class Settling:
                 "gate": gate_of,
                 "reasons": [*reasons.get(name, ()), *([blocked[name]] if name in blocked and name not in reasons else [])],
                 "failed": failed.get(name, []),
+                "reads": sorted(needed(self.catalog, [name]) - {name}),
                 "warnings": warned,
                 "checks": sum(v.table == name for v in found),
                 "rows": None if name in self.catalog.topics or name in self.failed else self.rows_staged(name),
@@ -967,12 +968,6 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
     lake.save(settings, run)
 
 
-def held_back(catalog: Catalog, run: Run, name: str) -> tuple[str, ...]:
-    """Why a table of a run is not published: its own gate, or that of something it reads; empty where nothing holds it."""
-    read = [run.tables[n] for n in needed(catalog, [name]) & run.tables.keys()]
-    return tuple(run.tables[name]["reasons"]) if any(t["gate"] == "failed" and not t.get("forced") for t in read) else ()
-
-
 def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[str]) -> list[Published]:
     if run.state not in ("staged", "published", "rolled back"):
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")
@@ -982,7 +977,7 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         said = run.tables.get(declared.name)
         if said is None or declared.name not in names:
             continue
-        if held := held_back(catalog, run, declared.name):
+        if held := run.held_back(declared.name):
             done.append(Published(declared.name, None, 0, 0.0, held))
             continue
         if said.get("published"):
