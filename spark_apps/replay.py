@@ -18,7 +18,7 @@ def main(
     only: Annotated[str, typer.Option(help="Rollups and views, with commas between; all unless said.")] = "",
     first: Annotated[str, typer.Option("--from", help="The first day, ISO; from offset zero unless said.")] = "",
 ) -> None:
-    """Exit code 0 also where a gate failed: the person who decides sees it."""
+    """Exit code 0 also where a gate failed: the person who decides sees it. One replay at a time waits for a decision."""
     local.step_aside()
     settle.replay(
         Settings(),
@@ -29,6 +29,7 @@ def main(
         only=[name for name in only.split(",") if name],
         first=date.fromisoformat(first) if first else None,
         name=run,
+        alone=True,
     )
 
 

@@ -136,6 +136,7 @@ def replay(
     first: date | None = None,
     last: date | None = None,
     name: str | None = None,
+    alone: bool = False,
 ) -> Run:
     """Every day from offset zero again, beside the live stream: computed, staged, judged, compared; nothing published.
 
@@ -143,13 +144,15 @@ def replay(
     records have left Kafka, are read from the log. Days that are not over have their rollups mended too, so that what is
     live rests on them. `name` names the run: one of that name that was cut off goes on after its last chunk, one that is
     done is returned as it is. Raises `SettleError` when an offset is missing, naming topic, partition and range; when the
-    code is not that of the run so far; when a stream still runs other code.
+    code is not that of the run so far; when a stream still runs other code; with `alone`, while another replay is undecided.
     """
     if name and (known := next((r for r in lake.runs(settings) if r.id == name), None)):
         return resume(settings, catalog, known, progress)
     chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
     refuse_other_code(settings, chosen)
     with lake.pinning(settings):
+        if alone:
+            refuse_second(settings, name)
         pins = pinned(settings, catalog)
         held = days_held(settings, catalog, chosen)
         held = [d for d in held if (first is None or d >= first) and (last is None or d <= last)]
@@ -418,6 +421,12 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
                 f"stream {stream} still runs {declared.name} as it was before it was changed, and would go on adding "
                 f"such rows; restart it (tidemark down, tidemark up), then replay"
             )
+
+
+def refuse_second(settings: Settings, name: str | None) -> None:
+    """Two replays that wait for a person would each be compared with what the other replaces."""
+    if other := next((r for r in lake.runs(settings) if r.kind == "replay" and r.undecided and r.id != name), None):
+        raise SettleError(f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first")
 
 
 def topics_of(catalog: Catalog, declared: Declared) -> list[Topic]:
