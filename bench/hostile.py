@@ -520,13 +520,15 @@ class Hostile(World):
         """What a form's tasks do with naughty values: the form or the task refuses them, each with a sentence."""
         from airflow.dag_processing.dagbag import DagBag
 
+        sys.path.append(str(ROOT / "plugins"))  # as Airflow does
+        sys.path.append(str(ROOT / "plugins"))  # as Airflow does
         bag, wrong, tried = DagBag("/nowhere", collect_dags=False), list[str](), 0
         asked = {"control": "stream", "rollback": "run", "publish_over": "run", "reprocess": "tables"}
         for name, parameter in asked.items():
             bag.process_file(str(ROOT / "dags" / f"{name}.py"))
             dag = bag.dags[name]
             call: Any = dag.get_task("plan" if name == "reprocess" else dag.task_ids[0])
-            for text in (t for t in self.naughty if t.strip()):
+            for text in (t for t in self.naughty if t.strip(", \t")):  # a list that names nothing is that of all tables
                 params = {n: p.value for n, p in dag.params.items()} | {"reason": text, "checks": [text], parameter: text}
                 more = {"run_id": text} if name == "reprocess" else {}
                 tried += 1
@@ -596,7 +598,10 @@ class Hostile(World):
         self.holds("secrets are in no record and no row, by whomever it is read", rows, wrong)
         files = [f for f in self.home.rglob("*") if f.is_file() and not f.is_symlink()]
         wrong = [str(f.relative_to(self.home)) for f in files if SECRET.encode() in f.read_bytes()]
-        lines = [" ".join(p.cmdline()) for p in self.tree()]
+        lines = []
+        for process in self.tree():
+            with suppress(psutil.NoSuchProcess):  # one that has ended, and that nobody has asked how
+                lines.append(" ".join(process.cmdline()))
         wrong += [line for line in lines if SECRET in line] + ["the words of a command"] * (SECRET in self.all_said)
         self.holds("secrets are in no file, no command line and no command's words", len(files) + len(lines), wrong)
 

@@ -17,8 +17,14 @@ from bench.hostile import Outcome
 ADVISORY = {"id": "GHSA-1", "modified": "2026-01-01T00:00:00Z", "summary": "it is bad"}
 
 
-class Osv(BaseHTTPRequestHandler):
-    """Knows one vulnerability, which is typer's."""
+class Osv(HTTPServer):
+    """A service that knows one vulnerability, of one package."""
+
+    bad = "nobody"
+
+
+class Talk(BaseHTTPRequestHandler):
+    server: Osv
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["queries"]
@@ -41,11 +47,11 @@ class Osv(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def osv() -> Iterator[HTTPServer]:
+def osv() -> Iterator[Osv]:
     uv = shutil.which("uv") or str(others.ROOT / ".uv" / "bin" / "uv")
     if subprocess.run([uv, "audit", "--help"], capture_output=True).returncode:
         pytest.skip("this uv knows no audit")
-    with HTTPServer(("127.0.0.1", 0), Osv) as server:
+    with Osv(("127.0.0.1", 0), Talk) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
