@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -18,6 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tidemark import lake
 from tidemark.lake import Batch, LakeError, Pin, Run, Table
+from tidemark.local import Lease
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 DAY, NEXT = NOON.date(), NOON.date() + timedelta(days=1)
@@ -75,6 +78,15 @@ def test_a_table_is_made_once_and_says_what_it_is(table):
     metadata = DeltaTable(table.path).metadata()
     assert (metadata.description, metadata.partition_columns) == ("Panes of each page.", ["day"])
     assert DeltaTable(table.path).version() == 0
+
+
+def test_a_log_is_checkpointed_and_expires_as_it_is_promised(table):
+    assert DeltaTable(table.path).metadata().configuration == {
+        "delta.checkpointInterval": "100",
+        "delta.logRetentionDuration": "interval 2 days",
+        "delta.deletedFileRetentionDuration": "interval 2 days",
+        "delta.enableExpiredLogCleanup": "true",
+    }
 
 
 def without(name: str) -> StructType:
@@ -440,6 +452,30 @@ def test_a_staged_file_that_is_gone_is_named_before_anything_is_published(settin
     assert numbers(table) == [1]
 
 
+def test_a_run_that_stages_for_days_is_published_whole(settings, table, spark):
+    run = a_run(settings, "r1", 0)
+    own, three_days_ago = lake.staged_table(table, run.id), time.time() - 3 * 86400
+    lake.stage(table, run.id, frame_of(spark, rows(0)))
+    for number in range(1, 205):  # a Delta log is checkpointed every 100 commits; what is older than two days goes then
+        lake.append(own, Batch(run.id, number, number), lake.write_arrow(own, f"chunk-{number}", rows(number)))
+        for entry in (own.path / "_delta_log").iterdir() if number in (98, 150) else ():
+            os.utime(entry, (three_days_ago, three_days_ago))
+    assert len(lake.staged(table, run.id)) == 205
+    publish(settings, table, run)
+    assert numbers(table) == [*range(205)]
+
+
+def test_what_was_staged_is_published_only_as_far_as_its_log_tells_of_it(settings, table):
+    put(table, 0, 1)
+    run = stage(table, stage(table, a_run(settings, "r1", 0), rows(10)), rows(20))
+    own = lake.staging(table, run.id)
+    DeltaTable(own).create_checkpoint()
+    (own / "_delta_log" / f"{0:020}.json").unlink()
+    with pytest.raises(LakeError, match=r"run r1 staged 2 files of table rollups/panes, of which its log names 1; settle the"):
+        publish(settings, table, run)
+    assert numbers(table) == [1]
+
+
 def test_a_views_publication_replaces_every_file_of_its_days(settings, table):
     lake.swap_live(settings, table, NOON, NOON + HOUR, lake.write_arrow(table, "live/20261118T12-all-a", rows(1)), marks=False)
     write_deltalake(DeltaTable(table.path), rows(2), mode="append")  # someone else's
@@ -711,6 +747,20 @@ def test_which_runs_are_undecided(state, age, undecided):
     assert Run("r1", state, [], "", created, "0").undecided is undecided
 
 
+def test_a_run_that_somebody_works_on_is_undecided_however_long_it_takes(settings):
+    run = a_run(settings, "r1", 0, state="running")
+    record = settings.lake_path / "runs" / "r1.json"
+    record.write_text(record.read_text().replace(run.touched, (datetime.now(UTC) - timedelta(days=3)).isoformat()))
+    lease = Lease(settings.lake_path / "runs" / ".r1.lease")
+    with lease:
+        assert [r.undecided for r in lake.runs(settings)] == [True]
+        assert lake.run_of(settings, "r1").undecided
+        assert lease.path.read_text() == str(os.getpid())
+    assert [r.undecided for r in lake.runs(settings)] == [False]  # it was killed
+    with lease:  # and whoever looked holds nothing
+        pass
+
+
 def test_a_replay_that_failed_can_go_on_for_a_day(settings):
     now = datetime.now(UTC)
     long_ago = (now - timedelta(days=9)).isoformat()
@@ -904,6 +954,7 @@ def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings
 
     kept = Topic("kept", "k", 1, "k STRING NOT NULL, at TIMESTAMP NOT NULL", "at", keep="30 days")
     for_ever = Topic("for_ever", "k", 1, "k STRING NOT NULL, at TIMESTAMP NOT NULL", "at")
+    both, one_alone = catalog([type("p", (), {"kept": kept, "for_ever": for_ever})]), catalog([type("p", (), {"kept": kept})])
     now = datetime(2026, 11, 21, tzinfo=UTC)
     tables = {name: Table(settings.lake_path, name, "pane") for name in ("log/kept", "log/for_ever", "ledger", "verdicts")}
     for one in tables.values():
@@ -914,14 +965,24 @@ def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings
         run = a_run(settings, name, 0, state=state)
         run.created = (now - timedelta(days=age)).isoformat()
         lake.save(settings, run)
-    lake.expire_all(settings, catalog([type("p", (), {"kept": kept, "for_ever": for_ever})]), now)
+        for lock in ("lease", "publishing"):
+            (settings.lake_path / "runs" / f".{name}.{lock}").touch()
+    for age in (401, 399):
+        (settings.checkpoints / f"main.before-2-{int((now - timedelta(days=age)).timestamp())}" / "offsets").mkdir(parents=True)
+    (settings.checkpoints / "main").mkdir()
+    lake.expire_all(settings, both, now)
     assert {name: numbers(one) for name, one in tables.items()} == {
         "log/kept": [29],
         "log/for_ever": [29, 31, 500],
-        "ledger": [29, 31],
+        "ledger": [29, 31, 500],  # as long as the log of which it tells
         "verdicts": [29, 31],
     }
     assert sorted(r.id for r in lake.runs(settings)) == ["waits", "young"]
+    locks = sorted(path.name for path in (settings.lake_path / "runs").glob(".*"))
+    assert locks == [".waits.lease", ".waits.publishing", ".young.lease", ".young.publishing"]
+    assert sorted(path.name.partition(".")[0] for path in settings.checkpoints.iterdir()) == ["main", "main"]
+    lake.expire_all(settings, one_alone, now)
+    assert numbers(tables["ledger"]) == [29, 31]
 
 
 def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(settings, table):
@@ -933,6 +994,9 @@ def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(se
     with pytest.raises(LakeError, match="run r1 is published; take it back first: tidemark rollback r1"):
         lake.drop(settings, own, run)
     run.tables["panes"] = {}
+    at_work = pytest.raises(LakeError, match=r"run r1 is being worked on; end that first \(Ctrl-C\), then: tidemark drop r1")
+    with Lease(settings.lake_path / "runs" / ".r1.lease"), at_work:
+        lake.drop(settings, own, run)
     lake.drop(settings, own, run)
     assert lake.run_of(settings, "r1").state == "dropped"
 

@@ -1267,9 +1267,9 @@ def verify(
 
 @app.command()
 def sweep(json_: AsJson = False) -> None:
-    """Delete what is kept no longer: log days beyond a topic's `keep`, ledger, verdicts and runs beyond TIDEMARK_KEEP_RECORDS,
-    and folders that no table's history, no undecided run and no publication that can be taken back names, when older than
-    TIDEMARK_SWEEP_AFTER. A process's log that is longer than 16 MiB begins again; its .log.1 is what it was."""
+    """Delete what is kept no longer: log days beyond a topic's `keep`, verdicts, runs and old checkpoints beyond
+    TIDEMARK_KEEP_RECORDS, and folders that no table's history, no undecided run and no publication that can be taken back names,
+    when older than TIDEMARK_SWEEP_AFTER. A process's log that is longer than 16 MiB begins again; its .log.1 is what it was."""
     from tidemark import lake, local
 
     config = settings()

@@ -49,6 +49,8 @@ CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 2 days",
     "delta.enableExpiredLogCleanup": "true",
 }
+# What a run has staged is named by its own log alone until it is published, however long that takes.
+STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 REWRITE = "tidemark-rewrite"
 ATTEMPTS = 30
 # Whoever reads an hour opens whole files: larger ones would hold many hours.
@@ -58,6 +60,8 @@ WORTH_MERGING = 12
 LIVE = re.compile(r"live/(?P<stream>[a-z][a-z0-9_]*)-(?P<lo>\d+)-(?P<hi>\d+)-\w+/")
 SPAN = re.compile(r"live/(?P<hour>\d{8}T\d\d)-(?P<mark>\d{4}|all)-\w+/")
 RUN = re.compile(r"runs/(?P<run>[^/]+)/")
+# A checkpoint that another generation has followed, and when, in seconds since 1970.
+ASIDE = re.compile(r"[a-z][a-z0-9_]*\.before-\d+-(?P<at>\d+)")
 # What a person may call a run: a file's name on any disk.
 RUN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
@@ -753,7 +757,7 @@ class Run:
 
     @property
     def undecided(self) -> bool:
-        """Staged and neither published nor dropped, or at work; a run that nobody has touched for a day was killed."""
+        """Staged and neither published nor dropped, or at work; a run that nobody has worked on for a day was killed."""
         young = datetime.now(UTC) - datetime.fromisoformat(self.touched or self.created) < timedelta(days=1)
         resumable = self.state == "running" or (self.kind == "replay" and self.state == "failed")
         return self.state == "staged" or (resumable and young)
@@ -814,7 +818,23 @@ def run_of(settings: Settings, name: str) -> Run:
 
 def as_run(path: Path) -> Run:
     said = json.loads(path.read_text())
-    return Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
+    run = Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
+    if run.state == "running" and not run.undecided and held(path.with_name(f".{run.id}.lease")):
+        run.touched = datetime.now(UTC).isoformat()
+    return run
+
+
+def held(lease: Path) -> bool:
+    """Whether somebody on this machine holds a lease."""
+    from filelock import FileLock, Timeout
+
+    if not lease.exists():
+        return False
+    try:
+        with FileLock(lease, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def runs(settings: Settings) -> list[Run]:
@@ -875,7 +895,7 @@ def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
     if not own.exists:
         own.path.mkdir(parents=True, exist_ok=True)
         schema = table.delta().schema()
-        DeltaTable.create(own.path, schema, mode="ignore", partition_by=["day"], configuration=CONFIGURATION)
+        DeltaTable.create(own.path, schema, mode="ignore", partition_by=["day"], configuration=STAGED)
     if number > staged_upto(table, run):
         append(own, Batch(run, number, number), write_spark(own, f"chunk-{number}-{uuid.uuid4().hex[:8]}", rows))
 
@@ -890,11 +910,14 @@ def staged_upto(table: Table, run: str) -> int:
 
 
 def staged(table: Table, run: str) -> list[Any]:
-    """The add actions of a run's staged files, statistics included, as the outer table will have them."""
+    """The add actions of a run's staged files, statistics included, as the outer table will have them.
+
+    Raises `LakeError` where one is gone, or where entries of the log are, so that it names fewer than there are.
+    """
     from deltalake.transaction import AddAction
 
     adds: dict[str, Any] = {}
-    root = staging(table, run)
+    root, own = staging(table, run), staged_table(table, run)
     for entry in sorted((root / "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():
             action = json.loads(line)
@@ -910,6 +933,11 @@ def staged(table: Table, run: str) -> list[Any]:
                 )
             elif "remove" in action:
                 adds.pop(action["remove"]["path"], None)
+    held = {f.path for f in own.files()} if own.exists else set()
+    if held != set(map(unquote, adds)):
+        raise LakeError(
+            f"run {run} staged {len(held)} files of table {table.name}, of which its log names {len(adds)}; settle the days again"
+        )
     missing = [p for p in adds if not (root / unquote(p)).exists()]
     if missing:
         raise LakeError(f"run {run}: staged file {root / missing[0]} of table {table.name} is gone; settle the days again")
@@ -1140,29 +1168,36 @@ def expire(table: Table, before: date) -> int:
 
 
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
-    """Take out what is kept no longer: log days beyond a topic's `keep`; ledger, verdicts and runs' records beyond
-    `keep_records`, but no run that is undecided."""
+    """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
+    beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells."""
     now = now or datetime.now(UTC)
+    limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
     for topic in catalog.topics.values():
         if topic.keep:
             expire(table(settings, topic), (now.astimezone(settings.tz) - duration(topic.keep)).date())
-    limit = now - duration(settings.keep_records)
-    for one in (ledger(settings), verdicts(settings)):
-        expire(one, limit.date())
+    expire(verdicts(settings), limit.date())
+    if all(keeps):
+        expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
+    folder = settings.lake_path / "runs"
     for run in runs(settings):
         if datetime.fromisoformat(run.created) < limit and not run.undecided:
-            (settings.lake_path / "runs" / f"{run.id}.json").unlink(missing_ok=True)
-            (settings.lake_path / "runs" / f"{run.id}.verdicts").unlink(missing_ok=True)
-            shutil.rmtree(settings.lake_path / "runs" / run.id, ignore_errors=True)
+            for name in (f"{run.id}.json", f"{run.id}.verdicts", f".{run.id}.lease", f".{run.id}.publishing"):
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / run.id, ignore_errors=True)
+    for aside in settings.checkpoints.glob("*.before-*"):
+        if (found := ASIDE.fullmatch(aside.name)) and int(found["at"]) < limit.timestamp():
+            shutil.rmtree(aside)
 
 
 def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
     """Give a run up: its staged files are deleted, its record stays. Nothing that readers see changes.
 
-    Raises `LakeError` for a run that readers see.
+    Raises `LakeError` for a run that readers see, and for one that somebody works on: it would go on without what is gone.
     """
     if run.published or any(t.get("published") for t in run.tables.values()):
         raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
+    if held(settings.lake_path / "runs" / f".{run.id}.lease"):
+        raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}")
     for name in catalog.names:
         folder = staging(table(settings, catalog[name]), run.id)
         if folder.exists():

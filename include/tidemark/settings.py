@@ -82,7 +82,7 @@ class Settings(BaseSettings):
     rollback_for: str = "14 days"
     """How long what a publication replaced is kept, so that it can be rolled back."""
     keep_records: str = "400 days"
-    """How long the ledger, the verdicts and the records of runs are kept."""
+    """How long the verdicts and the records of runs are kept; the ledger at least so long, and as long as a log."""
     give_way_at: str = "30 seconds"
     """A settling or a replay waits between two chunks while a stream is behind by more than this."""
     chunk_records: int = 5_000_000
