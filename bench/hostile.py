@@ -521,7 +521,6 @@ class Hostile(World):
         from airflow.dag_processing.dagbag import DagBag
 
         sys.path.append(str(ROOT / "plugins"))  # as Airflow does
-        sys.path.append(str(ROOT / "plugins"))  # as Airflow does
         bag, wrong, tried = DagBag("/nowhere", collect_dags=False), list[str](), 0
         asked = {"control": "stream", "rollback": "run", "publish_over": "run", "reprocess": "tables"}
         for name, parameter in asked.items():
