@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tidemark import __main__ as cli
-from tidemark import lake, local, watch
+from tidemark import compare, kafka, lake, local, session, settle, watch
 from tidemark.local import Lease
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
@@ -304,6 +304,14 @@ def test_sweep_deletes_old_folders_that_no_table_names(run, config):
     assert (config.lake_path / "log/page_views/live/main-0-0-aa").is_dir() and not left.exists()
 
 
+def test_sweep_takes_out_what_is_kept_no_longer(run, config):
+    for name, days in (("old", 401), ("young", 399)):
+        created = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()
+        lake.save(config, lake.Run(name, "published", ["2026-11-19"], "test", created, "0.1.0"))
+    assert run("sweep").exit_code == 0
+    assert [r.id for r in lake.runs(config)] == ["young"]
+
+
 def test_sweep_has_long_logs_begin_again(run, config):
     log = config.state / "logs" / "speed-main.log"
     log.parent.mkdir(parents=True)
@@ -337,6 +345,128 @@ def test_service_lives_as_long_as_its_heart_beats(config, state, minutes, lives)
     for pid in (os.getpid(), 2**22 + 1):  # where the process is, this number may be another's or nobody's
         beat.write_text(json.dumps({"state": state, "pid": pid, "at": at.isoformat()}))
         assert local.beats(service, "main") is lives
+
+
+# ---- words that reach the engine, and what comes back
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Callable[..., list]:
+    """Have an engine's function note how it is called, and answer; what else a command does is real."""
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+
+    def instead(engine: object, name: str, answer: object) -> list:
+        calls: list = []
+        monkeypatch.setattr(engine, name, lambda *words, **named: calls.append((words, named)) or answer)
+        return calls
+
+    return instead
+
+
+def staged(name: str = "r1", gate: str = "passed") -> lake.Run:
+    tables = {
+        "daily_traffic": {"gate": gate, "rows": 3, "reasons": [], "compare": {"changed": 1}},
+        "page_panes": {"gate": "passed"},
+    }
+    return lake.Run(name, "staged", ["2026-11-18", "2026-11-19"], "why", "2026-11-20T01:00:00", "0.1.0", tables=tables)
+
+
+D18, D19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], {"source": "kafka", "only": [], "first": None, "last": None, "name": None}),
+        (
+            ["--source", "log", "--only", "daily_traffic", "--from", "2026-11-18", "--to", "2026-11-19", "--run", "r1"],
+            {"source": "log", "only": ["daily_traffic"], "first": D18, "last": D19, "name": "r1"},
+        ),
+    ],
+)
+def test_replay_is_asked_for_as_it_was_said_and_its_run_is_the_last_line(run, asked, words, wanted):
+    calls = asked(settle, "replay", staged())
+    ended = run("replay", *words, "--reason", "counted twice")
+    assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "r1")
+    assert ended.stdout.splitlines()[1].split("\t")[:5] == ["daily_traffic", "3", "", "", "1"]
+    [((_, catalog, reason, _), named)] = calls
+    assert (catalog, reason, named) == (CATALOG, "counted twice", wanted)
+
+
+def test_run_whose_gate_failed_is_shown_and_ends_with_1(run, asked):
+    asked(settle, "replay", staged(gate="failed"))
+    ended = run("replay", "--json")
+    assert (ended.exit_code, json.loads(ended.stdout)["id"]) == (1, "r1")
+
+
+def test_days_from_to_are_settled_both_included(run, asked):
+    calls = asked(settle, "settle", staged())
+    ended = run("settle", "--from", "2026-11-18", "--to", "2026-11-19", "--only", "visits", "--reason", "bots")
+    assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "r1")
+    [((_, _, days, reason, _, only), _)] = calls
+    assert (days, reason, only) == ([D18, D19], "bots", ["visits"])
+
+
+@pytest.mark.parametrize(("answer", "last"), [(staged(), ["r1"]), (None, [])], ids=["mended", "nothing to mend"])
+def test_rejects_are_judged_again_for_a_reason(run, asked, answer, last):
+    calls = asked(settle, "settle_rejects", answer)
+    ended = run("settle", "--rejects", "--reason", "page may be null")
+    assert (ended.exit_code, ended.stdout.splitlines()[-1:]) == (0, last)
+    [((_, _, reason, _), _)] = calls
+    assert reason == "page may be null"
+
+
+def test_comparison_is_that_of_the_run_and_made_again_where_it_is_asked_for(run, config, asked):
+    lake.save(config, staged())
+    kept = compare.Difference("daily_traffic", D19, 3, 1, 0, 0, [{"what": "changed", "run": {"pv": 2}, "published": {"pv": 1}}])
+    compare.keep(config, staged(), [kept])
+    now = compare.Difference("daily_traffic", D19, 3, 0, 0, 2)
+    asked(session, "session", None)
+    calls = asked(compare, "compare", [now])
+    assert "| daily_traffic | 2026-11-19 | 3 | 1 | 0 | 0 |" in run("compare", "r1").stdout
+    assert compare.from_json(run("compare", "r1", "--json").stdout) == [kept]
+    assert calls == []
+    assert compare.from_json(run("compare", "r1", "--json", "--again").stdout) == [now]
+    [((_, _, _, known, names), _)] = calls
+    assert (known.id, names) == ("r1", ["daily_traffic"])  # of page_panes it has staged nothing
+
+
+def test_comparison_of_a_run_that_has_staged_nothing_is_one_sentence(run, config):
+    dropped = staged()
+    dropped.state = "dropped"
+    lake.save(config, dropped)
+    ended = run("compare", "r1")
+    assert (ended.exit_code, ended.stderr) == (1, "tidemark: run r1 is dropped; there is nothing staged to compare\n")
+
+
+def test_publication_is_taken_back_for_a_reason(run, config, asked):
+    lake.save(config, staged())
+    back = [settle.Published("daily_traffic", 8, 0, 0.004), settle.Published("page_panes", 5, 0, 0.003)]
+    calls = asked(settle, "rollback", back)
+    ended = run("rollback", "r1", "--reason", "too early")
+    assert ended.exit_code == 0
+    assert ended.stdout == "table\tversion\tms\ndaily_traffic\t8\t4\npage_panes\t5\t3\n"
+    assert ended.stderr.startswith("2 tables are as they were before run r1 (")
+    assert [named["version"] for named in json.loads(run("rollback", "r1", "--json").stdout)] == [8, 5]
+    assert [(words[2], words[3]) for words, _ in calls] == [("r1", "too early"), ("r1", "by hand")]
+
+
+@pytest.mark.parametrize(("taken", "code"), [(2, 0), (1, 1)])
+def test_file_is_produced_line_by_line_as_it_stands(run, tmp_path, monkeypatch, taken, code):
+    lines = [b'{"event_id": "e1"}', b"no JSON"]
+    (tmp_path / "f.jsonl").write_bytes(b"\n".join(lines))
+    sent = []
+
+    def produce(_, topic, events, **named):
+        sent.append((topic.name, [e if isinstance(e, bytes) else e.value for e in events], named["rate"]))
+        return kafka.Delivery(2, taken, 2 - taken, [] if taken == 2 else ["the broker said\nno"])
+
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+    monkeypatch.setattr(kafka, "produce", produce)
+    ended = run("produce", "page_views", "--file", str(tmp_path / "f.jsonl"), "--rate", "10")
+    assert (ended.exit_code, ended.stdout) == (code, f"{taken} delivered, {2 - taken} failed\n")
+    assert sent == [("page_views", lines, 10)]
+    assert ended.stderr.strip() == ("" if taken == 2 else "tidemark: page_views: the broker said no")
 
 
 # ---- the screen
