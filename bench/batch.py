@@ -31,7 +31,9 @@ def measure(world: World, rows: tuple[int, ...], outputs: tuple[int, ...], batch
             said = program("bench.batch", env, outputs=count, batches=batches)
             what, against = f"batch: {size:,} rows, {count} rollups", f"{batches} batches"
             found.append(Figure(f"{what}, wall", statistics.median(said["wall"]), "s", against))
-            found.append(Figure(f"{what}, CPU", statistics.median(said["cpu"]), "CPU-s", against))
+            cpu = statistics.median(said["cpu"])
+            found.append(Figure(f"batch with rows: {count} rollups", cpu, "CPU-s", against, at=size))
+            found.append(Figure(f"batch with rollups: {size:,} rows", cpu, "CPU-s", against, at=count))
     own = {"home": world.home / "batch-idle", "lake": None, "batch_records": 10**7}
     said = program("bench.batch", world.environment(world.settings.model_copy(update=own)), outputs=1, batches=0)
     found.append(Figure("batch: no rows, 1 rollup, CPU of a trigger", said["cpu"][0], "CPU-s", "idle for ten triggers of 3 s"))

@@ -112,7 +112,7 @@ def every_figure(runs: dict[str, Run]) -> Iterator[Run]:
 def counts_of(outcome: Run) -> dict[str, int]:
     """What of a drill is to be zero, whether it broke off included."""
     counts = {name: outcome[name] for name in COUNTS} | {"rows that differ": sum(outcome["differing"].values())}
-    return counts | {"broke off": int(bool(outcome.get("failed")))}
+    return counts | {"no answer": outcome.get("unanswered", 0), "broke off": int(bool(outcome.get("failed")))}
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -131,7 +131,7 @@ def of_benches(runs: dict[str, Run], folder: Path) -> Iterator[str]:
         yield f"### {name}\n\n{told(run)}\n"
         if curves := curves_of(run["figures"]):
             picture(folder / f"{name}.svg", (9, 5.5), draw_curves, curves, grid=(2, -(-len(curves) // 2)))
-            yield f"![{name}, CPU-seconds by stage](figures/{name}.svg)\n"
+            yield f"![{name}, by what grows](figures/{name}.svg)\n"
         yield from table_of(run["figures"])
 
 
@@ -145,12 +145,13 @@ Curves = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 def curves_of(figures: Sequence[Run]) -> Curves:
-    """`{panel: {line: [(at, value)]}}` of the figures that are points of a curve; their names are `panel: line`."""
+    """`{panel: {line: [(at, value)]}}` of the figures that are points of a curve. Their names are `panel: line`; a panel has its
+    unit in its name."""
     found: Curves = {}
     for figure in figures:
         if "at" in figure and figure["value"] is not None:
             panel, line = figure["figure"].split(": ", 1)
-            found.setdefault(panel, {}).setdefault(line, []).append((figure["at"], figure["value"]))
+            found.setdefault(f"{panel} ({figure['unit']})", {}).setdefault(line, []).append((figure["at"], figure["value"]))
     return found
 
 
@@ -270,10 +271,12 @@ def draw_curves(panels: Any, curves: Curves) -> None:
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{panel} (CPU-seconds)", loc="left")
+        axes.set_title(panel, loc="left")
         axes.grid(color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-    panels.flat[0].legend(frameon=False)
+        axes.legend(frameon=False)
+    for axes in panels.flat[len(curves) :]:
+        axes.set_visible(False)
 
 
 def draw_wells(axes: Axes, wells: dict[str, list[float]]) -> None:

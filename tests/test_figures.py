@@ -58,7 +58,7 @@ def test_points_of_a_curve_are_drawn_by_panel_and_line(tmp_path):
     points = [figure(v, None, None) | {"figure": f"growth with {axis}: log", "at": at} for axis, at, v in POINTS]
     left(tmp_path / "out", "growth", figures=[*points, figure(3.0, None, None)])
     figures.figures(tmp_path / "out", page)
-    lines = {"growth with events": {"log": [(1e5, 4.0), (1e6, 9.0)]}, "growth with pages": {"log": [(50, 9.0)]}}
+    lines = {"growth with events (s)": {"log": [(1e5, 4.0), (1e6, 9.0)]}, "growth with pages (s)": {"log": [(50, 9.0)]}}
     assert figures.curves_of(json.loads((page.with_suffix("") / "growth.json").read_text())["figures"]) == lines
     assert "figures/growth.svg" in page.read_text()
     assert (page.with_suffix("") / "growth.svg").stat().st_size > 1000
