@@ -25,6 +25,7 @@ def witness(
     ledger: Annotated[Path, typer.Option(help="Where the lines are added.")],
     rate: Annotated[float, typer.Option()],
     seed: Annotated[int, typer.Option()],
+    patience: Annotated[float, typer.Option(help="Seconds until an event that is not acknowledged has failed.")] = 300,
 ) -> None:
     """Send until SIGTERM; each line was written and synced in the delivery report of its event, and says where it lies."""
     random, recent, ended = Random(f"witness {seed}"), deque[bytes](maxlen=1000), list[int]()
@@ -39,7 +40,9 @@ def witness(
             file.write(json.dumps(said).encode() + b"\n")
             os.fdatasync(file.fileno())
 
-        producer = Producer(kafka.client_config(Settings()) | dict(kafka.PRODUCER) | {"delivery.timeout.ms": 300_000})
+        producer = Producer(
+            kafka.client_config(Settings()) | dict(kafka.PRODUCER) | {"delivery.timeout.ms": round(patience * 1000)}
+        )
         due = time.monotonic()
         while not ended:
             value = kafka.draw(PAGE_VIEWS, random, datetime.now(UTC), recent)

@@ -1,0 +1,123 @@
+"""The drill's own bookkeeping: what broke off, was torn or had no answer is never taken for held."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from bench.drill import DAMAGES, EVERY, POINTS, SHORT, Drill, Outcome, in_turn
+from bench.replay import differing
+from bench.world import World
+from page_lake import AT, COUNTED, write
+
+WHOLE = Outcome("broker_killed", 9.0, 10, 0, 0, 0, 0, {}, 0, "")
+
+
+@pytest.fixture
+def drill() -> Iterator[Drill]:
+    """Of a world in which nothing was started."""
+    world = World(1)
+    yield Drill(world, Random(1), date(2026, 1, 2))
+    world.__exit__()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{c: 1} for c in ("lost", "altered", "doubled", "unexplained", "torn", "unanswered")]
+    + [{"differing": {"v": 1}}, {"failed": "x"}],
+)
+def test_one_thing_wrong_is_not_held(wrong):
+    assert WHOLE.held
+    assert not replace(WHOLE, **wrong).held
+
+
+def test_every_fault_that_is_named_is_there_and_has_a_sentence():
+    assert {*SHORT, *POINTS, *DAMAGES} <= {*EVERY}
+    assert [name for name in EVERY if not callable(getattr(Drill, name, None))] == []
+
+
+@pytest.mark.parametrize("fault", POINTS)
+def test_as_many_rounds_as_a_fault_has_points_die_at_each_of_them_once(fault):
+    drawn = list(itertools.islice(in_turn(Random(3))[fault], 2 * len(POINTS[fault])))
+    assert sorted(drawn[: len(POINTS[fault])]) == sorted(POINTS[fault])
+    assert drawn[len(POINTS[fault]) :] == drawn[: len(POINTS[fault])]
+
+
+def test_a_fault_that_breaks_off_is_an_outcome_that_did_not_hold(drill):
+    outcome = drill.tried("file_gone", last=False)  # there is no lake to read
+    assert (outcome.held, outcome.drill, outcome.failed != "") == (False, "file_gone", True)
+
+
+def test_answers_that_are_neither_before_nor_after_are_torn_and_those_that_fail_are_counted(drill):
+    answers: Any = iter([("before",), ("torn",), KeyError("gone"), ("after",)])
+    enough = threading.Event()
+
+    def look() -> tuple[Any, ...]:
+        if threading.current_thread() is threading.main_thread():
+            return ("after",) if enough.is_set() else ("before",)
+        answer = next(answers, None)
+        if answer is None:
+            enough.set()
+            return ("after",)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with drill.readers(look) as still:
+        still()
+        assert enough.wait(10)
+        still()
+    assert (drill.torn, drill.unanswered) == (1, 1)
+
+
+DAY = date(2026, 1, 2)
+KEYS = {
+    "hourly_traffic": ("page", "hour"),
+    "site_hourly_traffic": ("hour",),
+    "daily_traffic": ("page",),
+    "site_daily_traffic": (),
+}
+TYPES = {
+    "page": pa.string(),
+    "hour": AT,
+    "event_id": pa.string(),
+    "visitor_id": pa.string(),
+    "viewed_at": AT,
+    "reject": pa.string(),
+}
+
+
+def of_day(hour: int, minute: int = 0) -> datetime:
+    return datetime(2026, 1, 2, hour, minute, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("visitors", "differs"), [(2, 0), (3, 2)])
+def test_a_published_answer_that_is_not_duckdbs_over_the_events_is_found(drill, visitors, differs):
+    """The repeat counts once, the reject and the next day not at all."""
+    settings = drill.world.settings
+    views = [("a", "v", 10, None), ("a", "v", 10, None), ("b", "v", 23, None), ("c", "w", 10, None), ("d", "x", 10, "bad")]
+    log = [
+        {"event_id": e, "visitor_id": v, "page": "/", "viewed_at": of_day(h, 5), "reject": r, "day": DAY} for e, v, h, r in views
+    ]
+    log.append(log[0] | {"event_id": "e", "viewed_at": datetime(2026, 1, 3, tzinfo=UTC), "day": date(2026, 1, 3)})
+    answers: dict[str, list[tuple[Any, ...]]] = {
+        "hourly_traffic": [("/", of_day(10), 2, 2), ("/", of_day(23), 1, 1)],
+        "site_hourly_traffic": [(of_day(10), 2, 2), (of_day(23), 1, 1)],
+        "daily_traffic": [("/", 3, 2)],
+        "site_daily_traffic": [(3, visitors)],
+    }
+    columns = ("event_id", "visitor_id", "page", "viewed_at", "reject")
+    schema = pa.schema({**{c: TYPES[c] for c in columns}, "day": pa.date32()})
+    write(settings, "log/page_views", log, "live/main-0-0-aaaaaaaa", schema)
+    for view, found in answers.items():
+        key = KEYS[view]
+        rows = [dict(zip((*key, "pv", "uv"), row, strict=True)) | {"settled": True, "day": DAY} for row in found]
+        write(settings, f"views/{view}", rows, "runs/bench", pa.schema({**{c: TYPES[c] for c in key}, **COUNTED}))
+    assert differing(drill.world, DAY) == differs
