@@ -664,7 +664,7 @@ class Drill:
 
     def once(self, name: str, fault: Callable[[], float], last: bool) -> Outcome:
         """One fault, while DuckDB and Polars read a day that it does not change. Daily views are refreshed every five minutes:
-        they are held to DuckDB after the last one."""
+        they are held to DuckDB after the last one, of the short form not at all."""
         views = [view for view in ANSWERS if last or "hourly" in view]
         looks = [partial(look, self.still) for look in (self.by_duckdb, self.by_polars)]
         # Where the whole lake is moved away there is nothing to read.
@@ -830,7 +830,7 @@ def drill(
     console, random = Console(width=170), Random(seed)
     console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
     outcomes: list[Outcome] = []
-    turns = in_turn(random)
+    turns, short = in_turn(random), names == SHORT
     command = f"python -m bench.drill --only {only}" if only else "make drill" + " LONG=1" * long
     run = stamp(command, seed) | {"drills": []}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -845,11 +845,11 @@ def drill(
         number = 0
         while number < len(drawn):
             with kind(seed) as world:
-                one = Drill(world, random, world.yesterday(1_000 if names == SHORT else 5_000), turns)
+                one = Drill(world, random, world.yesterday(1_000 if short else 5_000), turns)
                 one.begins()
                 while number < len(drawn):
                     number += 1
-                    done = one.tried(name := drawn[number - 1], last=number == len(drawn))
+                    done = one.tried(name := drawn[number - 1], last=not short and number == len(drawn))
                     outcomes.append(done)
                     run["drills"].append(asdict(done))
                     what = f"{name}{f' ({done.point})' if done.point else ''}"
