@@ -121,3 +121,18 @@ def test_a_published_answer_that_is_not_duckdbs_over_the_events_is_found(drill, 
         rows = [dict(zip((*key, "pv", "uv"), row, strict=True)) | {"settled": True, "day": DAY} for row in found]
         write(settings, f"views/{view}", rows, "runs/bench", pa.schema({**{c: TYPES[c] for c in key}, **COUNTED}))
     assert differing(drill.world, DAY) == differs
+
+
+@pytest.mark.parametrize(("uv", "differs"), [(1, {}), (2, {"last_hour": 2, "site_last_hour": 2})])
+def test_the_newest_mark_of_the_last_hour_is_held_to_duckdb_and_no_older_one(drill, uv, differs):
+    """
+    early   09:05 [   a, b   ) 10:05
+    """
+    settings, newest, older = drill.world.settings, of_day(10, 5), of_day(10, 4)
+    at = [("a", of_day(9, 30)), ("b", of_day(9, 31)), ("early", of_day(9, 4)), ("its own", newest)]
+    events = pa.Table.from_pylist([{"event_id": e, "visitor_id": "v", "page": "/", "viewed_at": t} for e, t in at])
+    for view, key in {"last_hour": {"page": "/"}, "site_last_hour": {}}.items():
+        marks = [(older, 77, 77), (newest, 2, uv)]
+        rows = [key | {"mark": mark, "pv": p, "uv": u, "settled": False, "day": DAY} for mark, p, u in marks]
+        write(settings, f"views/{view}", rows, "runs/bench")
+    assert drill.differing(events, []) == differs
