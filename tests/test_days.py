@@ -203,6 +203,31 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     assert settle.stale(settings, of) == []
 
 
+def at_work(settings: Settings, say: Callable[[str], None]) -> settle.Settling:
+    """A replay of the prices of a day, nine records, up to where it needs Spark."""
+    run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")}, chunks=[["2026-11-01"] * 2])
+    settling = settle.Settling(settings, CLOSES, run, say)
+    settling.outer = {d.name: lake.table(settings, d) for d in (PRICES, closes)}
+    for table in settling.outer.values():
+        table.create(StructType().add("at", "timestamp").add("day", "date"))
+    return settling
+
+
+def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def between(*words: object) -> None:
+        asked.append(words)
+        raise InterruptedError
+
+    monkeypatch.setattr("tidemark.kafka.between", between)
+    settling = at_work(settings.model_copy(update={"chunk_records": 5}), lambda _: None)
+    settling.spark = None  # type: ignore[assignment]
+    with pytest.raises(InterruptedError):
+        settling.read_again(PRICES)
+    assert asked == [(None, settling.settings, "prices", {0: (0, 4)}, "tidemark-r")]
+
+
 #   at 100 records a second, of which `give_way_at` (30 seconds) is 3,000
 @pytest.mark.parametrize(("until", "waited"), [(0, 0), (7, 7), (10_000, 600)])
 @pytest.mark.parametrize("work", [lambda one: one.stage(closes), lambda one: one.read_again(PRICES)], ids=["a chunk", "a part"])
@@ -220,11 +245,7 @@ def test_what_is_computed_again_waits_while_a_stream_is_behind_and_ten_minutes_a
         (settings.state / "main" / "progress.json").write_text(json.dumps(progress))
 
     goes_by(0)
-    run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")}, chunks=[["2026-11-01"] * 2])
-    settling = settle.Settling(settings, CLOSES, run, said.append)
-    settling.outer = {d.name: lake.table(settings, d) for d in (PRICES, closes)}
-    for table in settling.outer.values():
-        table.create(StructType().add("at", "timestamp").add("day", "date"))
+    settling = at_work(settings, said.append)
     monkeypatch.setattr(settle.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(settle.time, "sleep", goes_by)
     with suppress(AttributeError):  # then it begins, for which there is no Spark here
