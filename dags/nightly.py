@@ -32,6 +32,7 @@ PUBLISHED = AssetAlias("tidemark_published")
         "retries": 1,
         "retry_delay": timedelta(seconds=20),
         "on_failure_callback": task_failed,
+        "weight_rule": "turn.TonightFirst",
     },
     params={"day": Param(None, type=["null", "string"], format="date", description="One day instead of the interval's.")},
     # A night may wait for the stream as long as the settings say; two hours more, and someone is told.
@@ -54,7 +55,7 @@ def nightly() -> None:
     * **wait is red**: the stream has not read the day; see `speed_layer`.
     """
 
-    wait = WaitForDay(task_id="wait", day=DAY)
+    wait = WaitForDay(task_id="wait", day=DAY, pool="wait")
 
     @task
     def days(day: str) -> str:

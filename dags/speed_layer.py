@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from airflow.sdk import dag, task
 from stream import WatchStream
+from tell import task_failed
 
 from tidemark.model import duration
 from tidemark.settings import Settings
@@ -15,7 +16,7 @@ from tidemark.settings import Settings
     catchup=False,
     max_active_runs=1,
     max_consecutive_failed_dag_runs=3,
-    default_args={"owner": "tidemark", "pool": "stream", "retries": 0},
+    default_args={"owner": "tidemark", "pool": "stream", "retries": 0, "on_failure_callback": task_failed},
     tags=["live"],
 )
 def speed_layer() -> None:
@@ -27,11 +28,11 @@ def speed_layer() -> None:
 
     * **It died, or does not beat**: started again. Five deaths in one window are told of. Fifteen fail the try with the end of
       the stream's log; the next one begins a minute later, then after two, and so on up to ten. Three failed runs pause this DAG.
-    * **Clear or mark the task**: the stream is drained; the next run starts it.
+    * **Clear or mark the task**: the stream finishes its batch, however long that takes, and begins again.
     * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
     """
 
-    @task(pool="light")
+    @task
     def streams() -> list[str]:
         from tidemark.pipelines import CATALOG
 

@@ -34,6 +34,7 @@ POOLS = {
     "stream": (4, "Watching the streams; a deferred watcher holds a slot."),
     "spark": (1, "One Spark application at a time, beside the streams."),
     "light": (4, "Looks, gates and publications: no Spark."),
+    "wait": (8, "Nights that wait for the streams; a deferred one holds a slot."),
 }
 
 
