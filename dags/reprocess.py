@@ -6,6 +6,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.standard.operators.hitl import HITLBranchOperator
 from airflow.sdk import Param, dag, task
+from tell import task_failed
 
 from tidemark import session
 from tidemark.airflow import ROOT
@@ -21,14 +22,17 @@ SHOWN = 30_000
     schedule=None,
     start_date=datetime(2026, 1, 1),
     max_active_runs=4,
-    default_args={"owner": "tidemark", "pool": "light"},
+    default_args={"owner": "tidemark", "pool": "light", "on_failure_callback": task_failed},
     params={
         "tables": Param("", type="string", description="Rollups and views, with commas between; all where empty."),
         "first": Param(None, type=["null", "string"], format="date", description="From this day; from offset zero where empty."),
         "source": Param("kafka", enum=["kafka", "log"], description="Kafka while it holds offset zero, else the log."),
         "promote": Param("by a person", enum=["by a person", "automatically"], description="Who publishes."),
         "largest": Param(
-            0, type="integer", minimum=0, description="Automatically only when at most so many rows change or go; else a person."
+            0,
+            type="integer",
+            minimum=0,
+            description="Automatically only when at most so many rows change, go or come; else a person.",
         ),
         "reason": Param(type="string", minLength=3, description="Why; it is kept in the run and in each table's history."),
     },
@@ -44,14 +48,14 @@ def reprocess() -> None:
     Taken back by `rollback`.
     """
 
-    @task(retries=0)
+    @task(retries=0, on_failure_callback=None)  # whoever has filled in the form reads why it is refused
     def plan(params: dict[str, Any], run_id: str) -> str:
         """Refuse what cannot be, say what it will take, and name the run."""
         import hashlib
 
         import structlog
 
-        from tidemark import lake, settle
+        from tidemark import settle
         from tidemark.model import readers
         from tidemark.pipelines import CATALOG
 
@@ -62,8 +66,7 @@ def reprocess() -> None:
         if params["first"] and date.fromisoformat(params["first"]) > settle.yesterday(SETTINGS):
             raise ValueError(f"{params['first']} is not over in {SETTINGS.zone}")
         name = f"reprocess-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
-        if other := next((r for r in lake.runs(SETTINGS) if r.kind == "replay" and r.undecided and r.id != name), None):
-            raise ValueError(f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first")
+        settle.refuse_second(SETTINGS, name)
         chosen = [CATALOG[n] for n in readers(CATALOG, only or CATALOG.names)]
         settle.refuse_other_code(SETTINGS, chosen)
         first = date.fromisoformat(params["first"]) if params["first"] else None
@@ -116,7 +119,7 @@ def reprocess() -> None:
         from tidemark import lake
 
         tables = lake.run_of(SETTINGS, run).tables.values()
-        changed = sum(t.get("compare", {}).get(what, 0) for t in tables for what in ("changed", "extra"))
+        changed = sum(t.get("compare", {}).get(what, 0) for t in tables for what in ("changed", "extra", "missing"))
         by_itself = params["promote"] == "automatically"
         if by_itself and changed <= params["largest"] and all(t["gate"] == "passed" for t in tables):
             return "publish"

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Param, dag, task
+from tell import task_failed
 
 from tidemark.settings import Settings
 
@@ -12,7 +13,7 @@ from tidemark.settings import Settings
     schedule=None,
     start_date=datetime(2026, 1, 1),
     max_active_runs=1,
-    default_args={"owner": "tidemark", "pool": "light", "retries": 0},
+    default_args={"owner": "tidemark", "pool": "light", "retries": 0, "on_failure_callback": task_failed},
     params={
         "run": Param(
             type="string", minLength=3, description="The run whose publication is taken back; `tidemark runs` lists them."

@@ -1,25 +1,31 @@
 """House policy over every DAG, and what Airflow may import when it parses: asked of a process that parses as Airflow does."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidemark import airflow
+from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
 FILES = sorted((airflow.ROOT / "dags").glob("*.py"))
 HEAVY = ("pyspark", "deltalake", "great_expectations", "pyarrow", "pandas", "duckdb", "matplotlib")
 PARSE = """
 import json, sys, time
+from datetime import UTC, datetime
 import airflow.sdk, airflow.timetables.interval, airflow.timetables.trigger
 from airflow.plugins_manager import get_fastapi_plugins
 from airflow.dag_processing.dagbag import DagBag
 import airflow.providers.apache.spark.operators.spark_submit, airflow.providers.standard.operators.hitl
+from airflow.models.taskinstance import TaskInstance
+from airflow.serialization.serialized_objects import DagSerialization
 get_fastapi_plugins()
 files, heavy = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 bag, seconds = DagBag("/nowhere", collect_dags=False), {}
@@ -28,14 +34,32 @@ for file in files:
     began = time.process_time()
     bag.process_file(file)
     seconds[file] = time.process_time() - began
-dags = {}
+imported = {name for name in heavy if name in sys.modules}
+now, dags = datetime.now(UTC).isoformat(), {}
+runs = {"tonight": f"scheduled__{now}", "by hand": f"manual__{now}", "backfill": f"backfill__{now}"}
+runs["an older night, cleared"] = "scheduled__2026-01-05T00:00:00+00:00"
+
+
+def weighs(task, run):
+    return TaskInstance(task=task, run_id=run, map_index=-1, dag_version_id=None).priority_weight
+
+
 for dag in bag.dags.values():
+    kept = DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag))))  # as the scheduler has it
     dags[dag.dag_id] = {
         "file": dag.fileloc, "doc": dag.doc_md or "", "tags": sorted(dag.tags), "catchup": dag.catchup,
         "runs": dag.max_active_runs, "params": {n: bool(p.description) for n, p in dag.params.items()} if dag.params else {},
-        "tasks": {t.task_id: {"owner": t.owner, "pool": t.pool, "retries": t.retries} for t in dag.tasks},
+        "timetable": type(dag.timetable).__name__,
+        "deadlines": [[d.interval.total_seconds(), d.callback.path] for d in dag.deadline or []],
+        "tasks": {
+            t.task_id: {
+                "owner": t.owner, "pool": t.pool, "retries": t.retries, "told": [c.__name__ for c in t.on_failure_callback or []],
+                "weighs": {name: weighs(kept.get_task(t.task_id), run) for name, run in runs.items()},
+                "window": getattr(t, "partial_kwargs", {}).get("window"),
+            }
+            for t in dag.tasks
+        },
     }
-imported = {name for name in heavy if name in sys.modules}
 said = {"errors": bag.import_errors, "dags": dags, "seconds": seconds, "before": sorted(before), "heavy": sorted(imported)}
 print(json.dumps(said))
 """
@@ -103,9 +127,99 @@ def test_tasks_that_start_spark_share_one_pool(parsed: dict[str, Any]) -> None:
     assert airflow.POOLS["spark"][0] == 1
 
 
-def test_triggers_are_importable_where_the_triggerer_looks(settings: Settings) -> None:
+def test_a_backfill_and_a_replay_wait_until_tonight_has_gone_before_them(parsed: dict[str, Any]) -> None:
+    """Of the tasks that wait for one pool the heaviest goes first, and of equals the one of the oldest day."""
+    settle = parsed["dags"]["nightly"]["tasks"]["settle"]["weighs"]
+    for name, one in parsed["dags"]["nightly"]["tasks"].items():
+        weighs = one["weighs"]
+        assert weighs["tonight"] == weighs["by hand"] > weighs["backfill"] == weighs["an older night, cleared"], name
+    for dag, name in (("reprocess", "replay"), ("maintenance", "compact")):
+        assert max(parsed["dags"][dag]["tasks"][name]["weighs"].values()) < settle["tonight"]
+
+
+def test_nothing_that_waits_for_hours_holds_a_slot_that_others_need(parsed: dict[str, Any]) -> None:
+    """A deferred task holds its slot: a night that waits for a stream, and a watcher, for as long as they do."""
+    pools = {(d, t): one["pool"] for d, dag in parsed["dags"].items() for t, one in dag["tasks"].items()}
+    assert [task for task, pool in pools.items() if pool == "wait"] == [("nightly", "wait")]
+    assert {task for task, pool in pools.items() if pool == "stream"} == {("speed_layer", "streams"), ("speed_layer", "watch")}
+    assert airflow.POOLS["stream"][0] > len(CATALOG.streams)
+
+
+def test_whatever_fails_is_told_but_for_a_form_that_is_refused_at_once(parsed: dict[str, Any]) -> None:
+    told = {(d, t): one["told"] for d, dag in parsed["dags"].items() for t, one in dag["tasks"].items()}
+    assert {task for task, by in told.items() if not by} == {("control", "want"), ("reprocess", "plan")}
+    assert told["nightly", "each.gate"] == ["gate_failed"] and told["reprocess", "replay"] == ["task_failed"]
+
+
+def test_the_stream_is_watched_without_end_an_hour_a_run(parsed: dict[str, Any]) -> None:
+    speed_layer = parsed["dags"]["speed_layer"]
+    assert (speed_layer["timetable"], speed_layer["tasks"]["watch"]["window"]) == ("ContinuousTimetable", 3600.0)
+
+
+def test_a_night_has_two_hours_more_than_it_may_wait_and_then_somebody_is_told(parsed: dict[str, Any]) -> None:
+    assert parsed["dags"]["nightly"]["deadlines"] == [[8 * 3600, "tell.night_is_late"]]
+
+
+ZONED = """
+import json, sys
+from datetime import UTC, datetime
+import pendulum
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import TimeRestriction
+bag, since = DagBag("/nowhere", collect_dags=False), datetime.fromisoformat(sys.argv[2]).astimezone(UTC)
+for file in json.loads(sys.argv[1]):
+    bag.process_file(file)
+said = {}
+for name in ("nightly", "nightly_report", "maintenance"):
+    timetable = DagSerialization.from_dict(DagSerialization.to_dict(bag.dags[name])).timetable
+    within = TimeRestriction(since, None, True)
+    run = timetable.next_dagrun_info(last_automated_data_interval=None, restriction=within)
+    said[name] = run.run_after.astimezone(UTC).isoformat()
+    if name == "nightly":
+        nightly, first = bag.dags[name], pendulum.instance(run.data_interval.start)
+env = nightly.get_template_env()
+said["day"] = env.from_string(nightly.get_task("wait").day).render(params={"day": None}, data_interval_start=first)
+print(json.dumps(said))
+"""
+
+
+def test_days_and_hours_are_the_business_zone_s(settings: Settings) -> None:
+    """The night of 29 March in Berlin, of 23 hours:
+
+    UTC     23:00        01:30      04:00                          22:00
+    Berlin  [00:00 ─ 02:00│03:00 ─ 03:30 upkeep ─ 06:00 report ─ 24:00)  the day, settled when it is over
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ZONED, json.dumps([str(f) for f in FILES]), "2026-03-29T00:00:00+01:00"],
+        env=airflow.clean()
+        | airflow.environment(settings)
+        | {"PYTHONPATH": str(airflow.ROOT / "plugins"), "TIDEMARK_ZONE": "Europe/Berlin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "nightly": "2026-03-29T22:00:00+00:00",
+        "nightly_report": "2026-03-29T04:00:00+00:00",
+        "maintenance": "2026-03-29T01:30:00+00:00",
+        "day": "2026-03-29",
+    }
+
+
+def test_pools_count_what_is_deferred(settings: Settings) -> None:
+    airflow.prepare(settings, lambda _: None)
+    with closing(sqlite3.connect(airflow.home(settings) / "airflow.db")) as database:
+        pools = database.execute("SELECT pool, slots, include_deferred FROM slot_pool").fetchall()
+    assert {name: (slots, deferred) for name, slots, deferred in pools if name in airflow.POOLS} == {
+        name: (slots, 1) for name, (slots, _) in airflow.POOLS.items()
+    }
+
+
+def test_triggers_and_the_deadline_s_callback_are_importable_where_the_triggerer_looks(settings: Settings) -> None:
     script = """
 from importlib import import_module
+from inspect import iscoroutinefunction
 from stream import StreamTrigger
 from day import DayTrigger
 for trigger in (StreamTrigger("main", 1.5), DayTrigger("2026-11-19", 2.5)):
@@ -113,6 +227,7 @@ for trigger in (StreamTrigger("main", 1.5), DayTrigger("2026-11-19", 2.5)):
     module, _, name = path.rpartition(".")
     again = getattr(import_module(module), name)(**kwargs)
     assert type(again) is type(trigger) and again.serialize() == (path, kwargs)
+assert iscoroutinefunction(import_module("tell").night_is_late)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
