@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -23,15 +23,18 @@ SAY = 30.0
 """Seconds between two lines of progress in the task's log: 120 an hour."""
 TOLD = 5
 """Deaths of a stream in one window, before somebody is told of them."""
+DRAINS = timedelta(minutes=3)
+"""How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
 
 
 class WatchStream(BaseOperator):
     """Have a stream run, or adopt the one that does, and watch it for a window; the stream outlives the task.
 
     It is started again when it dies, or when it lives and its heartbeat is older than `TIDEMARK_STALE_AFTER`. Clearing or
-    marking the task drains it. Wanted stopped (DAG `control`), it is left stopped and the task says so. With the back end
-    `service` nothing is started here: the container does. One that dies five times within one window is told of; one that dies
-    `deaths` times fails the task with the end of its log.
+    marking the task asks it to drain, however long its batch takes, and then it begins again. Wanted stopped (DAG `control`), it
+    is left stopped and the task says so. With the back end `service` nothing is started or killed here: that is its container's,
+    and one whose heartbeat is too old is told of. One that dies five times within one window is told of; one that dies `deaths`
+    times fails the task with the end of its log.
     """
 
     def __init__(self, *, stream: str, window: float, deaths: int = 15, **kwargs: Any) -> None:
@@ -102,6 +105,7 @@ class StreamTrigger(BaseTrigger):
                 self.log.info(said)
                 told, at = said, now
             await asyncio.to_thread(alarms.look)
+            await asyncio.to_thread(alarms.down, what == "silent", said)
             if what in ("failed", "ended", "stale"):
                 yield TriggerEvent({"what": what, "said": said})
                 return
@@ -111,12 +115,13 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(LOOK)
 
     async def on_kill(self) -> None:
-        """Someone cleared or marked the task: the stream is drained, so that the next run starts it afresh."""
+        """Someone cleared or marked the task: the stream drains, and whoever watches it next starts it afresh."""
         await asyncio.to_thread(drain, self.stream)
 
 
 def look(stream: str) -> tuple[str, str]:
-    """How a stream is: `runs`, `stopped` (as wanted), `failed`, `ended` or `stale`, and a line that says it."""
+    """How a stream is, and a line that says it: `runs`, `stopped` (as wanted), `failed`, `ended`, `stale`, or `silent`, which is
+    a service that should beat and does not."""
     from tidemark import local
     from tidemark.model import duration
     from tidemark.settings import Settings
@@ -124,19 +129,26 @@ def look(stream: str) -> tuple[str, str]:
     settings = Settings()
     status, wanted = local.status(settings, stream), local.wanted(settings, stream)
     beat = status.get("heartbeat", {})
-    process = local.running(settings, f"speed-{stream}")
+    state, service = beat.get("state"), settings.stream_backend == "service"
+    now = datetime.now(UTC)
+    age = now - datetime.fromisoformat(beat["at"]) if beat else timedelta(0)
+    asked = now - datetime.fromisoformat(wanted["at"]) if wanted["again"] or wanted["state"] == "stopped" else DRAINS
+    # One that starts says nothing until Spark is there.
+    silent = age > (local.STARTING if service and state == "starting" else duration(settings.stale_after))
     if local.beats(settings, stream):
-        age = (datetime.now(UTC) - datetime.fromisoformat(beat["at"])).total_seconds()
-        # One that starts says nothing until Spark is there.
-        if age > duration(settings.stale_after).total_seconds() and beat["state"] != "starting":
-            return "stale", f"pid {beat['pid']} has not beaten for {age:.0f} s"
+        if silent and asked < DRAINS:
+            return "runs", f"pid {beat['pid']} drains, as {wanted['by']} asked: {wanted['reason']}"
+        if silent and not service and state != "starting":
+            return "stale", f"pid {beat['pid']} has not beaten for {age.total_seconds():.0f} s"
         return "runs", line(beat, status.get("progress"))
-    if process or (settings.stream_backend == "service" and beat.get("state") in (None, "held")):
+    if local.running(settings, f"speed-{stream}") or (service and state in (None, "held") and not silent):
         return "runs", "starting"
     if wanted["state"] == "stopped":
         return "stopped", f"stopped, as {wanted['by']} asked: {wanted['reason']}"
-    if settings.stream_backend == "service":
-        return "runs", f"{beat.get('state', 'nothing')}: waiting for its container"
+    if service and silent and asked >= DRAINS:
+        return "silent", f"{state}, and has not beaten for {age.total_seconds():.0f} s; its container has to begin again"
+    if service:
+        return "runs", f"{state}: waiting for its container"
     if beat.get("state") == "stopped":
         return "ended", "drained, and wanted running"
     return "failed", beat.get("error") or "ended without a word"
@@ -155,11 +167,10 @@ def line(beat: dict[str, Any], progress: dict[str, Any] | None) -> str:
 
 
 def drain(stream: str) -> None:
+    """Ask a stream to end after its batch and to begin again. Nobody waits for it here: Airflow would for half a minute only."""
     from tidemark import local
     from tidemark.settings import Settings
 
     settings = Settings()
-    if settings.stream_backend == "service":
+    if local.wanted(settings, stream)["state"] == "running":
         local.want(settings, stream, "running", "the task was cleared or marked", "Airflow", again=True)
-    elif not local.stop(settings, f"speed-{stream}", patience=25) and local.beats(settings, stream):
-        (settings.state / stream / "stop").touch()

@@ -74,6 +74,10 @@ class Alarms:
         said = f"{rejects:,} of the last {records:,} records were rejected; tidemark rejects shows why"
         self.turn("rejects_surge", surge, f"Stream {self.stream} rejects {rejects / max(records, 1):.0%} of its records", said)
 
+    def down(self, silent: bool, said: str) -> None:
+        """Tell of a service that does not beat: nobody here can start it again."""
+        self.turn("stream_down", silent, f"Stream {self.stream} is silent", said)
+
     def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:
         """Records and rejects of the batches seen in the last ten minutes."""
         if progress and (not self.recent or self.recent[-1][1] != progress["seq"]):

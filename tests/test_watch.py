@@ -169,6 +169,13 @@ def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watch
         ("stopped", 0, "running", "process", "ended"),
         ("stopped", 0, "stopped", "process", "stopped"),
         ("stopped", 0, "running", "service", "runs"),
+        ("starting", 120, "running", "service", "runs"),
+        ("starting", 700, "running", "service", "silent"),
+        ("running", 120, "running", "service", "silent"),
+        ("failed", 120, "running", "service", "silent"),
+        ("held", 0, "running", "service", "runs"),
+        ("held", 120, "running", "service", "silent"),
+        ("running", 120, "stopped", "service", "stopped"),
     ],
 )
 def test_how_a_stream_is(plugins, config, monkeypatch, state, ago, wanted, backend, what):
@@ -176,6 +183,50 @@ def test_how_a_stream_is(plugins, config, monkeypatch, state, ago, wanted, backe
     heartbeat(config, state, pid=1, ago=ago, error="a table is gone")  # older than what it has said
     local.want(config, "main", wanted, "why not", "admin")
     assert plugins.stream.look("main")[0] == what
+
+
+@pytest.mark.parametrize(("asked", "what"), [(10, "runs"), (170, "runs"), (190, "stale")])
+@pytest.mark.parametrize(("state", "again"), [("stopped", False), ("running", True)])
+def test_a_stream_that_was_asked_to_end_may_be_silent_for_three_minutes(plugins, config, state, again, asked, what):
+    """It finishes its batch, and says nothing while it does."""
+    heartbeat(config, "running", pid=1, ago=120)
+    local.want(config, "main", state, "new code", "admin", again=again)
+    file = config.state / "main" / "desired.json"
+    said = json.loads(file.read_text()) | {"at": (datetime.now(UTC) - timedelta(seconds=asked)).isoformat()}
+    file.write_text(json.dumps(said))
+    found = plugins.stream.look("main")
+    assert found[0] == what and (what == "stale" or found[1] == "pid 1 drains, as admin asked: new code")
+
+
+@pytest.mark.parametrize("backend", ["process", "service"])
+def test_a_stream_whose_task_was_cleared_finishes_its_batch_is_adopted_and_then_begins_again(
+    plugins, watcher, config, started, monkeypatch, backend
+):
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", backend)
+    deaf = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait(600)"
+    busy = local.start(config, "speed-main", [sys.executable, "-c", deaf])
+    try:
+        heartbeat(config, "running", busy.pid)
+        asyncio.run(asyncio.wait_for(plugins.stream.StreamTrigger("main", 9e9).on_kill(), 30))
+        wanted = local.wanted(config, "main")
+        assert busy.alive() and (wanted["state"], wanted["again"], wanted["by"]) == ("running", True, "Airflow")
+        deferred(lambda: watcher.execute({}))
+        assert started == []
+    finally:
+        local.stop(config, "speed-main", patience=0)
+    heartbeat(config, "stopped", busy.pid)
+    if backend == "process":
+        what, said = plugins.stream.look("main")
+        deferred(lambda: watcher.resume({}, {"what": what, "said": said}, until=9e9, died=0))
+        assert (what, started) == ("ended", ["main"])
+
+
+def test_a_stream_that_is_wanted_stopped_stays_so_when_its_task_is_cleared(plugins, config, monkeypatch):
+    local.want(config, "main", "stopped", "to look at the disk", "admin")
+    for backend in ("process", "service"):
+        monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", backend)
+        asyncio.run(plugins.stream.StreamTrigger("main", 9e9).on_kill())
+        assert local.wanted(config, "main")["reason"] == "to look at the disk"
 
 
 def test_a_line_of_progress_has_what_an_operator_asks_for(plugins, config):
@@ -209,6 +260,21 @@ def test_a_late_stream_is_told_once_and_again_after_it_was_well(plugins, config)
         progress(config, lag=lag)
         alarms.look()
     assert told(config) == ["stream_late", "stream_late"]
+
+
+def test_a_service_that_does_not_beat_is_told_of_and_still_only_watched(plugins, config, monkeypatch):
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
+    heartbeat(config, "running", ago=120)
+    found = fired(plugins.stream.StreamTrigger("main", 0.0))
+    assert (found["what"], told(config)) == ("over", ["stream_down"])
+    assert "has not beaten for 120 s" in found["said"] and found["said"] in (config.state / "alerts.jsonl").read_text()
+
+
+def test_a_silent_service_is_told_of_once_and_again_after_it_was_well(plugins, config):
+    alarms = plugins.tell.Alarms("main")
+    for silent in (False, True, True, False, True):
+        alarms.down(silent, "running, and has not beaten for 120 s")
+    assert told(config) == ["stream_down", "stream_down"]
 
 
 def test_a_surge_of_rejects_is_told_once_by_the_batches_of_ten_minutes(plugins, config):
