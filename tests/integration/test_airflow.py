@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,16 @@ class House:
         found = [p for p in found if p.info["ppid"] not in {other.pid for other in found}]
         return [p for p in found if p.environ().get("TIDEMARK_HOME") == str(self.settings.home)]
 
+    def processes(self) -> list[str]:
+        """Whatever runs that was told of this home, or names its folder: how it was called."""
+        found = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                called = " ".join(one.cmdline())
+                if str(self.root) in called or one.environ().get("TIDEMARK_HOME") == str(self.settings.home):
+                    found.append(called)
+        return found
+
     def pid(self) -> int:
         return local.status(self.settings)["heartbeat"]["pid"]
 
@@ -146,9 +157,9 @@ def house(jars: Path, fresh_settings: Callable[[Path], Settings], tmp_path_facto
     noon = datetime(PARTIAL.year, PARTIAL.month, PARTIAL.day, 12, tzinfo=UTC)
     produce(there, (event(f"noon-{n}", noon + timedelta(seconds=n)) for n in range(50)))
     yield there
+    assert there.processes() != []
     there.tidemark("down")
-    left = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
-    assert left == []
+    assert there.processes() == []
 
 
 def event(name: str, at: datetime) -> dict[str, str]:
@@ -161,6 +172,8 @@ def produce(house: House, events: Any) -> None:
 
 def test_airflow_is_healthy_and_has_adopted_the_stream(house: House) -> None:
     house.up()
+    began = local.recorded(house.settings, "airflow-api").created  # type: ignore[union-attr]  # the first of the four
+    assert time.time() - began < 30
     watching = house.until(house.watching)
     house.until(lambda: local.status(house.settings).get("heartbeat", {}).get("state") == "running")
     log = house.log("speed_layer", watching["dag_run_id"], "watch", mapped=watching["map_index"])
@@ -227,7 +240,7 @@ def test_night_settles_yesterday_and_publishes_each_table(house: House) -> None:
     assert house.ended("nightly", run) == "success"
     assert house.settled("site_daily_traffic", YESTERDAY) == 1
     tasks = house.tasks("nightly", run)
-    assert tasks["each.publish[site_daily_traffic]"]["state"] == "success"
+    assert tasks["each.publish[site_daily_traffic]"]["state"] == "success" and tasks["settle"]["priority_weight"] == 20
     assert {"tidemark_site_daily_traffic", "tidemark_night"} <= house.until(house.asset_events)
 
 
@@ -255,7 +268,8 @@ def test_failing_gate_holds_back_its_own_table_and_the_run_is_red(house: House) 
     assert lake.run_of(house.settings, known.id).tables["site_hourly_traffic"]["forced"]["reason"] == "a partial first day"
 
 
-def test_backfill_settles_three_days_in_order(house: House) -> None:
+def test_backfill_settles_three_days_in_order_each_once_and_lets_tonight_go_first(house: House) -> None:
+    before = {run.id for run in lake.runs(house.settings)}
     first, last = (datetime.combine(d, datetime.min.time(), UTC).isoformat() for d in (DAYS[0], DAYS[-1]))
     body = {"dag_id": "nightly", "from_date": first, "to_date": last, "max_active_runs": 1, "reprocess_behavior": "none"}
     backfill = house.post("backfills", body).json()["id"]
@@ -265,6 +279,9 @@ def test_backfill_settles_three_days_in_order(house: House) -> None:
     ]
     assert [(r["data_interval_start"][:10], r["state"]) for r in runs] == [(str(d), "success") for d in DAYS]
     assert [house.settled("site_daily_traffic", d) for d in DAYS] == [1, 1, 1]
+    # Each Spark application notes one run; of the tasks that wait for the pool the heaviest goes first.
+    assert [run.days for run in lake.runs(house.settings) if run.id not in before] == [[str(d)] for d in DAYS]
+    assert {house.tasks("nightly", r["dag_run_id"])["settle"]["priority_weight"] for r in runs} == {1}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +297,22 @@ def test_backfill_settles_three_days_in_order(house: House) -> None:
 )
 def test_form_value_outside_its_schema_is_refused(house: House, dag: str, conf: dict[str, Any], said: str) -> None:
     assert said in house.post(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf}, ok=False).text
+
+
+def test_page_asks_who_looks_starts_no_spark_and_a_viewer_starts_nothing(house: House) -> None:
+    parts = ("", "hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables", "views")
+    nobody = [httpx.get(f"{airflow.url(house.settings)}/tidemark/{part}", timeout=60).status_code for part in parts]
+    assert nobody == [httpx.codes.UNAUTHORIZED] * len(parts)
+    house.log_in("viewer")
+    try:
+        seen = {house.http.get(f"/tidemark/{part}").status_code for part in parts}
+        assert seen <= {httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE}  # that says a question took too long
+        form = {"logical_date": None, "conf": {"action": "drain", "reason": "a viewer's"}}
+        assert house.http.post("/api/v2/dags/control/dagRuns", json=form).status_code == httpx.codes.FORBIDDEN
+    finally:
+        house.log_in()
+    server = local.recorded(house.settings, "airflow-api")
+    assert "java" not in {one.name() for one in local.orphans(server)}  # type: ignore[arg-type]
 
 
 def test_day_in_the_future_is_refused_with_a_sentence(house: House) -> None:
@@ -382,3 +415,12 @@ def test_drained_stream_stays_stopped_until_it_is_started(house: House) -> None:
     )
     assert house.ended("control", house.trigger("control", action="start", reason="looked")) == "success"
     house.until(lambda: local.status(house.settings).get("heartbeat", {}).get("state") == "running")
+
+
+def test_stream_whose_watcher_is_cleared_drains_and_begins_again(house: House) -> None:
+    watching, pid = house.until(house.watching), house.pid()
+    cleared = {"dry_run": False, "only_failed": False, "dag_run_id": watching["dag_run_id"], "task_ids": [["watch", 0]]}
+    house.post("dags/speed_layer/clearTaskInstances", cleared)
+    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
+    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+    assert len(house.streams()) == 1
