@@ -1,6 +1,9 @@
-"""Which rows late events explain: the law of `compare.spans_of_late`, case by case, over a log and a ledger."""
+"""Which rows late events explain: the law of `compare.spans_of_late`, case by case, over a log and a ledger.
 
-from collections.abc import Sequence
+And that a difference which is planted in a rollup is found.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -8,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from tidemark import compare, fold, lake, speed
+from tidemark.functions import distinct
 from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
 
@@ -171,3 +176,44 @@ def test_publications_that_readers_have_days_from(tmp_path):
     later = NEXT + timedelta(days=1)
     found = compare.origins(settings, hours, run, [DAY, NEXT, later])
     assert [(pins and pins["main"].seq, days) for pins, days in found] == [(1, [DAY]), (3, [NEXT]), (None, [later])]
+
+
+def rolled(spark: Any, held: Mapping[int, str]) -> Any:
+    """Rows of the rollup: by minute the ids of its set, a letter each."""
+    clicks = [{"minute": at(10, minute), "id": letter} for minute, letters in held.items() for letter in letters]
+    rows = spark.createDataFrame(pa.Table.from_pylist(clicks)).groupBy("minute").agg(distinct("id").alias("ids"))
+    return fold.with_day(rows.select(F.col("minute"), "ids"), "minute")
+
+
+PUBLISHED = ({0: "ab", 1: "cd", 2: "e"}, {0: "bA", 1: "d"})
+"""Two batches, of which readers have the union: Aab, cd, e."""
+
+
+@pytest.mark.parametrize(
+    ("staged", "found"),
+    [
+        ({0: "baA", 1: "dc", 2: "ee"}, None),
+        ({0: "abA", 1: "cd", 2: "e", 3: "f"}, ("missing", {"ids": 1}, None)),
+        ({0: "abA", 1: "cd"}, ("extra", None, {"ids": 1})),
+        ({0: "abA", 1: "cd", 2: "ef"}, ("changed", {"ids": 2}, {"ids": 1})),
+        ({0: "ab", 1: "cd", 2: "e"}, ("changed", {"ids": 2}, {"ids": 3})),
+        ({0: "abA", 1: "cD", 2: "e"}, ("changed", {"ids": 2}, {"ids": 2})),  # as many, and another one
+        ({0: "abA", 1: "cd", 2: "a"}, ("changed", {"ids": 1}, {"ids": 1})),
+    ],
+)
+def test_a_row_and_a_value_of_a_set_that_are_planted_in_a_rollup_are_found(spark, tmp_path, staged, found):
+    settings = Settings(_env_file=None, home=tmp_path)
+    table = lake.table(settings, minutes)
+    table.create(fold.schema_of(rolled(spark, staged)))
+    for seq, held in enumerate(PUBLISHED):
+        batch = lake.Batch("main", seq, seq)
+        lake.append(table, batch, lake.write_spark(table, batch.folder, rolled(spark, held)))
+    lake.stage(table, "new", rolled(spark, staged))
+    run = lake.Run("new", "staged", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", 1, {}, "")})
+    [one] = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {"minutes": minutes}, {}), run, ["minutes"])
+
+    sides = [(s["what"], *(s[side] and {"ids": s[side]["ids"]} for side in ("run", "published"))) for s in one.samples]
+    assert sides == ([found] if found else [])
+    counts = {"missing": one.missing, "extra": one.extra, "changed": one.changed}
+    assert counts == {what: int(bool(found) and found[0] == what) for what in counts}
+    assert one.rows == len(staged)
