@@ -567,7 +567,7 @@ class Settling:
             self.read_again(topic)
             self.same_as_log(topic)
             self.from_kafka.add(topic.name)
-        elif not topic.keep:
+        else:
             self.complete(topic)
 
     def in_kafka(self, topic: Topic) -> bool:
@@ -580,8 +580,8 @@ class Settling:
         if gone:
             partition = min(gone)
             self.progress(
-                f"{topic.name}: read from the log, because Kafka no longer holds offsets 0 to {gone[partition]:,} of partition "
-                f"{partition}"
+                f"{topic.name}: read from the log, because Kafka no longer holds offsets 0 to {gone[partition] - 1:,} of "
+                f"partition {partition}"
             )
         return not gone
 
@@ -601,9 +601,28 @@ class Settling:
                 rows = fold.judged(topic, source).drop("event_time")
             else:
                 rows = fold.nothing(self.spark, fold.log_schema(topic))
-            lake.stage(outer, self.run.id, rows.select(*columns), step)
+            try:
+                lake.stage(outer, self.run.id, rows.select(*columns), step)
+            except Exception as error:
+                self.refuse_deleted(topic, places, error)
+                raise
+            lake.save(self.settings, self.run)
             self.progress(f"{topic.name}: read {step + 1} of {steps} parts from Kafka in {time.monotonic() - began:.1f} s")
             lake.failpoint("chunk")
+
+    def refuse_deleted(self, topic: Topic, places: Mapping[int, tuple[int, int]], error: Exception) -> None:
+        """Raises `SettleError` where an error is that Kafka has deleted what was being read: retention goes on meanwhile."""
+        try:
+            first = kafka.offsets(self.settings, [topic.name], "earliest")[topic.name]
+        except (kafka.BrokerAway, kafka.TopicMissing):
+            return
+        for partition, (low, until) in sorted(places.items()):
+            if low < min(until, first.get(partition, 0)):
+                raise SettleError(
+                    f"topic {topic.name}, partition {partition}: Kafka has deleted offsets {low} to "
+                    f"{min(until, first[partition]) - 1} before they were read again. Drop the run and replay the log: "
+                    f"tidemark drop {self.run.id}, then tidemark replay --source log"
+                ) from error
 
     def same_as_log(self, topic: Topic) -> None:
         """What Kafka holds, judged by the code of now, must be what the log holds: the next settling reads the log."""
@@ -656,40 +675,113 @@ class Settling:
         )
 
     def complete(self, topic: Topic) -> None:
-        """The log must hold every record of the ledger, and the ledger every offset. Raises `SettleError` with the range."""
-        from pyspark.sql import Window
+        """The log must hold every record of the ledger, and the ledger every offset up to the pin. Raises `SettleError` with
+        the range.
+
+        What Kafka had deleted before a stream first read the topic nobody has: it is said, and is no refusal. Of a topic with
+        `keep` only what cannot have expired is held to it; without `accept_late` any record can, so that a hole is only said.
+        """
         from pyspark.sql import functions as F
 
-        entered = lake.read(self.spark, lake.ledger(self.settings)).where(
-            (F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq")
-        )
+        ledger = lake.read(self.spark, lake.ledger(self.settings))
+        entered = ledger.where((F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq"))
+        log_rows = self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name]))
+        kept = self.unexpired(topic, log_rows) if topic.keep else F.lit(True)
         sums = entered.groupBy("partition").agg(
             F.min("from_offset").alias("first"),
             F.max("until_offset").alias("until"),
             F.sum(F.col("until_offset") - F.col("from_offset")).alias("offsets"),
-            F.sum("records").alias("records"),
+            F.min(F.when(kept, F.col("from_offset"))).alias("low"),
+            F.sum(F.when(kept, F.col("records"))).alias("records"),
         )
-        log_rows = self.up_to_pin(topic, lake.read(self.spark, self.outer[topic.name]))
-        counts = log_rows.groupBy("kafka.partition").agg(F.count("*").alias("held"))
-        for r in sums.join(counts, on="partition", how="left").orderBy("partition").toArrow().to_pylist():
-            begins = f"topic {topic.name}, partition {r['partition']}"
-            if r["offsets"] != r["until"] - r["first"]:
-                raise SettleError(f"{begins}: the ledger lacks offsets between {r['first']} and {r['until']}; replay from Kafka")
-            if (r["held"] or 0) == r["records"]:
+        told = {r["partition"]: r for r in sums.toArrow().to_pylist()}
+        self.refuse_untold(topic, told)
+        inside = {str(p): (r["low"], r["until"]) for p, r in told.items() if r["low"] is not None}
+        counts = fold.within_offsets(log_rows, inside).groupBy("kafka.partition").agg(F.count("*").alias("held"))
+        held = {r["partition"]: r["held"] for r in counts.toArrow().to_pylist()}
+        for partition, r in sorted(told.items()):
+            if r["low"] is None or held.get(partition, 0) == r["records"]:
                 continue
-            mine = log_rows.where(F.col("kafka.partition") == r["partition"]).select(F.col("kafka.offset").alias("at"))
-            # What follows each offset, the end included: the first hole that the ledger does not explain is the range.
-            ends = mine.union(self.spark.range(1).select(F.lit(r["until"]).alias("at")))
-            before = F.coalesce(F.lag("at").over(Window.orderBy("at")), F.lit(r["first"] - 1))
-            hole = (
-                ends.select((before + 1).alias("from"), F.col("at").alias("until")).where("until > from").orderBy("from").first()
+            lacks = (
+                f"topic {topic.name}, partition {partition}: the log lacks records of which the ledger has {r['records']}: "
+                f"{self.hole(entered.where(kept), log_rows, partition)}"
             )
-            where = f"offsets {hole['from']} to {hole['until'] - 1} are not there" if hole else f"it has {r['held']}"
+            if topic.keep and not topic.accept_late:
+                self.say(f"{lacks}. They may have come too late for keep={topic.keep}; with accept_late it would be known")
+                continue
             raise SettleError(
-                f"{begins}: the log lacks records of which the ledger has {r['records']}: {where}. Replay from Kafka while it "
-                f"holds them (tidemark replay --source kafka), or take back what removed them (DESCRIBE HISTORY "
-                f"delta.`{self.outer[topic.name].path}`)"
+                f"{lacks}. Replay from Kafka while it holds them (tidemark replay --source kafka), or take back what removed "
+                f"them (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`)"
             )
+
+    def unexpired(self, topic: Topic, log_rows: DataFrame) -> Column:
+        """Whether a batch of the ledger, by partition and first offset, holds only what `keep` has not let expire yet.
+
+        A record comes at most `accept_late` after its event: what came so long after the oldest day that is kept had begun is
+        of that day or a later one.
+        """
+        from pyspark.sql import functions as F
+
+        limit = (datetime.now(self.settings.tz) - duration(topic.keep or "")).date()
+        oldest = max(limit, min((f.day for f in self.outer[topic.name].files() if f.day), default=limit))
+        since = period(self.settings, oldest)[0] + duration(topic.accept_late or "0 seconds")
+        lows = log_rows.where(F.col("kafka.timestamp") >= F.lit(since)).groupBy("kafka.partition")
+        found = F.lit(False)
+        for r in lows.agg(F.min("kafka.offset").alias("low")).toArrow().to_pylist():
+            found = found | ((F.col("partition") == r["partition"]) & (F.col("from_offset") >= r["low"]))
+        return found
+
+    def refuse_untold(self, topic: Topic, told: Mapping[int, Mapping[str, Any]]) -> None:
+        """Raises `SettleError` where the ledger lacks offsets up to the pin; says from where on it has them, if not from zero."""
+        start: dict[str, int] = {}
+        for stream in self.run.pins:
+            generation = lake.Checkpoint.of(self.settings, stream).identity
+            start |= generation.start.get(topic.name, {}) if generation else {}
+        for partition, until in sorted((int(p), until) for p, until in lake.upto(self.run.pins, topic.name).items()):
+            first = start.get(str(partition), 0)
+            r = told.get(partition, {"first": first, "until": first, "offsets": 0})
+            if r["until"] < until or r["offsets"] != r["until"] - r["first"]:
+                raise SettleError(
+                    f"topic {topic.name}, partition {partition}: the ledger lacks offsets between {r['first']} and {until}. "
+                    f"Replay from Kafka while it holds them: tidemark replay --source kafka"
+                )
+            if r["first"] and not topic.keep:
+                self.say(
+                    f"topic {topic.name}, partition {partition}: offsets 0 to {r['first'] - 1:,} are in no table; Kafka had "
+                    f"deleted them before a stream first read the topic"
+                )
+
+    def hole(self, entered: DataFrame, log_rows: DataFrame, partition: int) -> str:
+        """The first offsets that a log lacks: exactly, or of a batch with gaps how many of its records."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        batch = F.struct("from_offset", "until_offset", "records", F.coalesce("gaps", F.lit(0)).alias("gaps"))
+        batches = entered.where(F.col("partition") == partition).select(F.col("from_offset").alias("at"), batch.alias("batch"))
+        mine = log_rows.where(F.col("kafka.partition") == partition).select(F.col("kafka.offset").alias("at"))
+        # Each record after its batch, in order.
+        order = Window.orderBy("at", F.col("batch").isNull())
+        both = mine.unionByName(batches, allowMissingColumns=True).select(
+            F.col("batch").isNull().alias("record"), F.last("batch", ignorenulls=True).over(order).alias("batch")
+        )
+        counted = both.groupBy("batch").agg(F.count_if("record").alias("held")).where("held != batch.records")
+        r = counted.select("batch.*", "held").orderBy("from_offset").first()
+        assert r is not None
+        if r["gaps"] or r["held"] > r["records"]:
+            span = f"offsets {r['from_offset']} to {r['until_offset'] - 1}"
+            return f"of {span} it has {r['held']}, the ledger {r['records']}"
+        # What follows each offset, the end of the batch included: the first hole is the range.
+        inside = mine.where((F.col("at") >= r["from_offset"]) & (F.col("at") < r["until_offset"]))
+        ends = inside.union(self.spark.range(1).select(F.lit(r["until_offset"]).alias("at")))
+        before = F.coalesce(F.lag("at").over(Window.orderBy("at")), F.lit(r["from_offset"] - 1))
+        hole = ends.select((before + 1).alias("from"), F.col("at").alias("until")).where("until > from").orderBy("from").first()
+        assert hole is not None
+        return f"offsets {hole['from']} to {hole['until'] - 1} are not there"
+
+    def say(self, what: str) -> None:
+        """Show it, and keep it with the run's record."""
+        self.progress(what)
+        self.run.note = "; ".join(filter(None, (self.run.note, what)))
 
     def give_way(self, declared: Declared) -> None:
         """Wait while a stream is behind: what is live comes before what is computed again. Ten minutes at most."""
@@ -726,6 +818,7 @@ class Settling:
                 apart = rows.coalesce(1) if days == 1 else rows.repartition(min(days, 8), "day")
                 order = dict.fromkeys(("day", *declared.key))
                 lake.stage(outer, self.run.id, apart.select(*columns).sortWithinPartitions(*order), number)
+                lake.save(self.settings, self.run)
             except OSError:
                 raise
             except Exception as error:
