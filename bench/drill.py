@@ -384,13 +384,16 @@ class Drill:
             def start() -> local.Process:
                 return local.start(self.settings, "notify", [sys.executable, "-m", "tidemark", "notify"], env)
 
+            def unheard(process: local.Process, talk: Any) -> None:
+                self.kill(process)
+                drops(talk)
+
             messages = [{"id": one, "platform": "telex" if one in unsayable else "dingtalk", "title": one} for one in ids]
             assert kafka.produce(self.settings, notify.NOTIFY, [json.dumps(one).encode() for one in messages]).complete
             for _ in range(deaths):
                 process = start()
-                dies = heard_then(partial(self.kill, process)) if self.random.random() < 0.5 else None
-                there.tricks["dingtalk"].extend([fine] * self.random.randrange(1, 9))
-                there.tricks["dingtalk"].append(dies or (lambda talk, process=process: (self.kill(process), drops(talk))[1]))
+                dies = self.random.choice((heard_then(partial(self.kill, process)), partial(unheard, process)))
+                there.tricks["dingtalk"].extend([*[fine] * self.random.randrange(1, 9), dies])
                 until(lambda: not process.alive(), 120)  # noqa: B023
                 at = at or time.time()
             start()
