@@ -67,10 +67,10 @@ NETWORK_EVENTS = Topic(
     stream="alarms",
     schema="""
         event_id STRING NOT NULL COMMENT 'made by the host; a repeat has the same one',
-        host STRING NOT NULL,
+        host STRING NOT NULL COMMENT 'where it happened',
         level STRING NOT NULL COMMENT 'error is counted; any other is not',
-        message STRING,
-        happened_at TIMESTAMP NOT NULL""",
+        message STRING COMMENT 'in the host''s own words',
+        happened_at TIMESTAMP NOT NULL COMMENT 'by the host''s clock'""",
     id="event_id",
     event_time="happened_at",
     sample=sample_network_event,
@@ -85,9 +85,9 @@ TRANSACTIONS = Topic(
     stream="alarms",
     schema="""
         transaction_id STRING NOT NULL COMMENT 'a repeat has the same one',
-        card STRING NOT NULL,
-        amount DECIMAL(12, 2) NOT NULL COMMENT 'below nothing for a refund',
-        happened_at TIMESTAMP NOT NULL""",
+        card STRING NOT NULL COMMENT 'what was paid with',
+        amount DECIMAL(12, 2) NOT NULL COMMENT 'in the one currency of all cards; below nothing for a refund',
+        happened_at TIMESTAMP NOT NULL COMMENT 'when the card was used'""",
     id="transaction_id",
     event_time="happened_at",
     sample=sample_transaction,
@@ -103,6 +103,7 @@ TRANSACTIONS = Topic(
     live=SOON,
     announce=Announce("{host}: {errors} errors within a minute", "Of the minute {minute}; the first at {began_at}."),
     comments={
+        "host": "where the errors happened",
         "minute": "its start; an event at the next minute's start is of that one",
         "errors": f"distinct by event_id, more than {ERRORS}",
         "began_at": "the minute's first error",
@@ -133,7 +134,12 @@ def host_errors(events: DataFrame) -> DataFrame:
     time="happened_at",
     live=SOON,
     announce=Announce("Card {card}: {amount:,.2f} at once", "Transaction {transaction_id} of {happened_at}."),
-    comments={"amount": f"more than {LIMIT:,}"},
+    comments={
+        "transaction_id": "the transaction that the alarm is about",
+        "happened_at": "when the card was used",
+        "card": "what was paid with",
+        "amount": f"more than {LIMIT:,}, in the one currency of all cards",
+    },
     checks=[
         expect("ExpectColumnValuesToBeBetween", column="amount", min_value=LIMIT, strict_min=True),
         expect(
@@ -161,9 +167,10 @@ def large_transactions(transactions: DataFrame) -> DataFrame:
         "Card {card}: {transactions} transactions within a minute", "{amount:,.2f} in all; a burst since {completed_at}."
     ),
     comments={
-        "minute": "the one in which a transaction completed a burst",
+        "card": "what was paid with",
+        "minute": "the start of the one in which a transaction completed a burst",
         "transactions": f"the most within 60 seconds that end in the minute, {BURST} or more",
-        "amount": "of those; of the earliest where several are the most",
+        "amount": "of those, in the one currency of all cards; of the earliest where several are the most",
         "completed_at": f"the minute's first transaction that had {BURST - 1} before it",
     },
     checks=[
@@ -204,7 +211,8 @@ def card_bursts(transactions: DataFrame) -> DataFrame:
     live=SOON,
     announce=Announce("{symbol}: {percent:+.1f} % within a minute", "By the quote of {jumped_at}."),
     comments={
-        "minute": "the one in which the price had jumped",
+        "symbol": "the stock",
+        "minute": "the start of the one in which the price had jumped",
         "percent": f"the farthest move within 60 seconds that end in the minute, up or down, more than {JUMP}; rounded half up",
         "jumped_at": f"the minute's first quote that was more than {JUMP} percent off one before it",
     },

@@ -61,15 +61,15 @@ PAYMENTS = Topic(
     retention="7 days",
     schema="""
         event_id STRING NOT NULL COMMENT 'made by the shop; a repeat has the same one',
-        order_id STRING NOT NULL,
+        order_id STRING NOT NULL COMMENT 'the order that it is about',
         kind STRING NOT NULL COMMENT 'payment, refund or status; any other is for who may come',
         success BOOLEAN COMMENT 'of a payment or a refund: whether the money moved',
         amount DECIMAL(12, 2) COMMENT 'of a payment or a refund, more than nothing, in the currency of the shop',
         item STRING COMMENT 'what is paid or refunded; null where it is no item, like a fee',
         quantity INT COMMENT 'pieces of the item',
-        status STRING COMMENT 'of a status',
+        status STRING COMMENT 'of a status: the order''s new one, in a word',
         version INT COMMENT 'of a status: the shop''s own number of it, by order; the new order is 1',
-        happened_at TIMESTAMP NOT NULL""",
+        happened_at TIMESTAMP NOT NULL COMMENT 'by the shop''s clock'""",
     id="event_id",
     event_time="happened_at",
     sample=sample_payment,
@@ -99,6 +99,8 @@ PAYMENTS = Topic(
     announce=Announce(title="{kind} of {amount:,.2f} for order {order_id}", content="booked at {booked_at}"),
     comments={
         "entry_id": "the event_id of the payment or the refund",
+        "booked_at": "when the money moved, by the shop's clock",
+        "order_id": "the order that was paid or refunded",
         "kind": "payment or refund",
         "amount": "a payment adds, a refund takes; in the currency of the shop",
     },
@@ -139,9 +141,9 @@ def payment_ledger(payments: DataFrame) -> DataFrame:
     comments={
         "payments": "entries that are payments",
         "refunds": "entries that are refunds, on the day of the refund",
-        "received": "the sum of the payments",
-        "refunded": "the sum of the refunds, as a positive number",
-        "net": "received less refunded",
+        "received": "the sum of the payments, in the currency of the shop",
+        "refunded": "the sum of the refunds, as a positive number, in the currency of the shop",
+        "net": "received less refunded, in the currency of the shop",
     },
     checks=[
         expect(
@@ -180,7 +182,10 @@ def payment_days(ledger: DataFrame) -> DataFrame:
         title="Order {order_id}: {status}", content="version {version}, {changed_at}", mention=("all",), mention_if="is_new"
     ),
     comments={
+        "order_id": "the order that changed",
         "version": "the shop's own number of the status, by order",
+        "changed_at": "when the shop changed it",
+        "status": "what the order became",
         "is_new": "whether it is the order's first status: version 1",
     },
     checks=[
@@ -209,6 +214,7 @@ def order_changes(payments: DataFrame) -> DataFrame:
     time="day",
     live=Live(every="30 seconds", back="1 hour"),
     comments={
+        "order_id": "the order that changed on the day",
         "status": "at the end of the day, or by now: that of the greatest version",
         "version": "the shop's own number of the status, by order",
         "changed_at": "when the shop changed it",
@@ -245,6 +251,7 @@ def order_status(changes: DataFrame) -> DataFrame:
     time="hour",
     live=Live(every="30 seconds", back="2 hours"),
     comments={
+        "item": "what was sold or refunded",
         "hour": "the start of the hour",
         "sold": "gross: pieces that were paid for in the hour",
         "refunded": "pieces whose refund was made in the hour, whenever they were sold",

@@ -40,7 +40,7 @@ PROFILE_CHANGES = Topic(
     schema="""
         sequence BIGINT NOT NULL COMMENT 'the database''s own number of the change; a repeat has the same one',
         op STRING NOT NULL COMMENT 'insert, update or delete',
-        user_id STRING NOT NULL,
+        user_id STRING NOT NULL COMMENT 'whose profile changed',
         city STRING COMMENT 'after the change; null after a delete',
         plan STRING COMMENT 'what the user pays for, after the change; null after a delete',
         changed_at TIMESTAMP NOT NULL COMMENT 'when the database committed it'""",
@@ -63,6 +63,10 @@ PROFILE_CHANGES = Topic(
     time="clicked_at",
     live=Live(every="30 seconds", back="1 hour"),
     comments={
+        "click_id": "made by the browser",
+        "clicked_at": "by the browser's clock",
+        "user_id": "who clicked",
+        "target": "what was clicked: a path, without host and query",
         "known": "whether the user had a profile then",
         "sequence": "of the change that made the profile; null where there was none",
         "city": "of the profile",

@@ -54,9 +54,9 @@ SEARCHES = Topic(
     retention="7 days",
     schema="""
         search_id STRING NOT NULL COMMENT 'a repeat has the same one',
-        user_id STRING NOT NULL,
+        user_id STRING NOT NULL COMMENT 'who searched',
         query STRING NOT NULL COMMENT 'as it was typed',
-        searched_at TIMESTAMP NOT NULL""",
+        searched_at TIMESTAMP NOT NULL COMMENT 'when the search was sent'""",
     id="search_id",
     event_time="searched_at",
     sample=sample_search,
@@ -70,10 +70,10 @@ CLICKS = Topic(
     retention="7 days",
     schema="""
         click_id STRING NOT NULL COMMENT 'made by the browser; a repeat has the same one',
-        user_id STRING NOT NULL,
+        user_id STRING NOT NULL COMMENT 'who clicked',
         search_id STRING COMMENT 'the search whose result was clicked; null for a click elsewhere',
         target STRING NOT NULL COMMENT 'what was clicked: a path, without host and query',
-        clicked_at TIMESTAMP NOT NULL""",
+        clicked_at TIMESTAMP NOT NULL COMMENT 'by the browser''s clock'""",
     id="click_id",
     event_time="clicked_at",
     sample=sample_click,
@@ -88,10 +88,13 @@ CLICKS = Topic(
     lookahead="10 minutes",
     live=Live(every="1 minute", back="30 minutes"),
     comments={
+        "search_id": "the search; a repeat has the same one",
+        "searched_at": "when the search was sent",
+        "user_id": "who searched",
         "query": "as it was typed",
         "results": "the targets clicked, in the order of the clicks; one that was clicked twice stands twice",
         "clicks": "distinct by click_id; 0 where nothing was clicked",
-        "first_clicked_at": "null where nothing was clicked",
+        "first_clicked_at": "by the browser's clock; null where nothing was clicked",
     },
     checks=[
         expect(

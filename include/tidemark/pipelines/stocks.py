@@ -51,11 +51,11 @@ QUOTES = Topic(
         event_id STRING NOT NULL COMMENT 'the message; a repeat has the same one',
         quote_id STRING NOT NULL COMMENT 'the quote; its corrections have the same one, and the same quoted_at',
         revision INT NOT NULL COMMENT '0, and more with each correction, which takes the place of the whole quote',
-        symbol STRING NOT NULL,
+        symbol STRING NOT NULL COMMENT 'the stock',
         kind STRING NOT NULL COMMENT 'quote in the course of the day, or close at its end',
-        price DECIMAL(12, 4) NOT NULL COMMENT 'of one share',
+        price DECIMAL(12, 4) NOT NULL COMMENT 'of one share, in the currency of the exchange',
         split DECIMAL(9, 4) COMMENT 'new shares for an old one since the close before; null where there was no split',
-        quoted_at TIMESTAMP NOT NULL""",
+        quoted_at TIMESTAMP NOT NULL COMMENT 'by the exchange''s clock'""",
     id="event_id",
     event_time="quoted_at",
     sample=sample_quote,
@@ -82,7 +82,13 @@ QUOTES = Topic(
     key=("symbol", "quote_id", "closed_at"),
     time="closed_at",
     live=Live(every="1 minute", back="1 hour"),
-    comments={"price": "of one share", "split": "new shares for an old one since the close before; null where there was none"},
+    comments={
+        "symbol": "the stock",
+        "quote_id": "the quote that is the close; its corrections have the same one",
+        "closed_at": "when it was quoted, by the exchange's clock",
+        "price": "of one share, in the currency of the exchange",
+        "split": "new shares for an old one since the close before; null where there was none",
+    },
     checks=[
         expect("ExpectColumnValuesToBeBetween", column="price", min_value=0, strict_min=True),
         expect(
@@ -114,9 +120,10 @@ def stock_closes(quotes: DataFrame) -> DataFrame:
     live=Live(every="1 minute", back="1 hour"),
     comments={
         "rank": "1 is the stock that moved the most",
+        "symbol": "the stock",
         "percent": "from the close before to this one, splits taken out, rounded half up; the rank goes by it, up or down",
-        "close": "the day's last",
-        "close_before": "that of the last day with one, ten days ago at most; before any split since",
+        "close": "the day's last, of one share in the currency of the exchange",
+        "close_before": "that of the last day with one, ten days ago at most; before any split since, in the same currency",
         "split": "new shares for an old one since the close before; null where there was none",
     },
     checks=[

@@ -36,9 +36,9 @@ STUDY_EVENTS = Topic(
     retention="7 days",
     schema="""
         event_id STRING NOT NULL COMMENT 'made by the editor; a repeat has the same one',
-        student_id STRING NOT NULL,
+        student_id STRING NOT NULL COMMENT 'who sat at the editor',
         lines INT NOT NULL COMMENT 'lines of code written since the event before; 0 while reading',
-        studied_at TIMESTAMP NOT NULL""",
+        studied_at TIMESTAMP NOT NULL COMMENT 'by the editor''s clock'""",
     id="event_id",
     event_time="studied_at",
     sample=sample_study,
@@ -53,6 +53,7 @@ STUDY_EVENTS = Topic(
     lookback="15 minutes",
     lookahead="15 minutes",
     comments={
+        "student_id": "who sat at the editor",
         "minutes": "between events of a sitting, as far as they lie in the day; a sitting ends before a pause of 15 minutes",
         "lines": "lines of code, of the day in which their event lies",
     },

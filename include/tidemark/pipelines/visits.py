@@ -37,9 +37,9 @@ ACTIVITY = Topic(
     retention="7 days",
     schema="""
         event_id STRING NOT NULL COMMENT 'made by the application; a repeat has the same one',
-        user_id STRING NOT NULL,
+        user_id STRING NOT NULL COMMENT 'who was there',
         kind STRING NOT NULL COMMENT 'login, click or logout; any other belongs to the visit and is not counted',
-        happened_at TIMESTAMP NOT NULL""",
+        happened_at TIMESTAMP NOT NULL COMMENT 'by the application''s clock'""",
     id="event_id",
     event_time="happened_at",
     sample=sample_activity,
@@ -55,6 +55,7 @@ ACTIVITY = Topic(
     lookahead="30 minutes",
     live=Live(every="5 minutes", back="1 hour"),
     comments={
+        "user_id": "whose visit it is",
         "ended_at": "its last event; the visit belongs to the day of it",
         "began_at": "its first event",
         "seconds": "from its first event to its last; silence afterwards is not part of it",
