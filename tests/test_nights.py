@@ -1,13 +1,18 @@
-"""The DAG `nightly` by `dag.test()`, over a run that is staged already: what follows on gates that hold and on one that fails.
+"""The DAGs `nightly`, `nightly_report` and `reprocess` by `dag.test()`, over runs that are staged already: what follows on gates
+that hold and on one that fails, which day is reported, and who publishes.
 
-Waiting and Spark are left out; gates, publications and what is told are the real ones.
+Waiting and Spark are left out; gates, publications, decisions and what is told are the real ones.
 """
 
 import json
+import os
+import runpy
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,84 +20,162 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
-from tidemark import airflow, lake
+from tidemark import airflow, compare, lake, settle
+from tidemark.compare import Difference
 from tidemark.lake import Pin, Run, Table
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
 DAY = date(2026, 11, 19)
+AT = "manual__2026-11-20T00:00:00+00:00"
 COLUMNS = pa.schema([("pv", pa.int64()), ("day", pa.date32())])
+LOG = pa.schema([("viewed_at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
 STAGED = ("page_quarters", "hourly_traffic", "site_hourly_traffic", "site_daily_traffic")
 CHECK = "every hour of the day is present"
 ENDED = """
 import json, sys
 from datetime import UTC, datetime
+import airflow.models.dagrun
 from airflow.dag_processing.dagbag import DagBag
-bag = DagBag("/nowhere", collect_dags=False)
-bag.process_file(sys.argv[1])
-assert not bag.import_errors, bag.import_errors
-conf = json.loads(sys.argv[2])
-at, skipped = datetime(2026, 11, 20, tzinfo=UTC), "wait|days|settle"
-dag = bag.dags["nightly"]
-dag.deadline = None  # `dag.test()` of Airflow 3.3.2 looks up by its content what a scheduler looks up by its number
-run = dag.test(run_after=at, logical_date=at, run_conf=conf, mark_success_pattern=skipped)
-tis = run.get_task_instances()
-tasks = {f"{ti.task_id}[{ti.rendered_map_index}]" if ti.map_index >= 0 else ti.task_id: ti.state for ti in tis}
-print(json.dumps({"state": run.state, "tasks": tasks}))
+from airflow.models.asset import AssetEvent
+from airflow.utils.session import create_session
+
+at, made = datetime(2026, 11, 20, tzinfo=UTC), airflow.models.dagrun.get_or_create_dagrun
+
+
+def happened(session):
+    return session.query(AssetEvent).order_by(AssetEvent.id).all()
+
+
+def begun_by_events(*, session, dag, **more):
+    # A scheduler gives a run the events that have begun it; `dag.test()` gives it none.
+    run = made(session=session, dag=dag, **more)
+    if dag.dag_id == "nightly_report":
+        run.consumed_asset_events += [event for event in happened(session) if event.name == "tidemark_night"]
+        session.commit()
+    return run
+
+
+airflow.models.dagrun.get_or_create_dagrun = begun_by_events
+said = []
+for file, conf, marked in json.loads(sys.argv[1]):
+    bag = DagBag("/nowhere", collect_dags=False)  # a run leaves its form's values in its DAG
+    bag.process_file(file)
+    assert not bag.import_errors, bag.import_errors
+    [dag] = bag.dags.values()
+    dag.deadline = None  # `dag.test()` of Airflow 3.3.2 looks up by its content what a scheduler looks up by its number
+    for task in dag.tasks:
+        task.retries = 0
+    run = dag.test(run_after=at, logical_date=at, run_conf=conf, mark_success_pattern=marked)
+    tis = run.get_task_instances()
+    tasks = {f"{ti.task_id}[{ti.rendered_map_index}]" if ti.map_index >= 0 else ti.task_id: ti.state for ti in tis}
+    gave = {ti.task_id: ti.xcom_pull(task_ids=ti.task_id) for ti in tis if ti.map_index < 0}
+    said.append({"state": run.state, "tasks": tasks, "gave": gave})
+with create_session() as session:
+    events = [[event.name, event.extra] for event in happened(session)]
+print(json.dumps({"runs": said, "events": events}, default=str))
 """
+
+
+@pytest.fixture(scope="module")
+def database(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of Airflow's that is migrated and empty."""
+    empty = fresh_settings(tmp_path_factory.mktemp("database"))
+    airflow.command(empty, "db", "migrate")
+    return airflow.home(empty) / "airflow.db"
+
+
+class Ended:
+    """DAGs run by `dag.test()` one after the other, each as `(its name, its form, the tasks that are left out)`."""
+
+    def __init__(self, settings: Settings, *runs: tuple[str, dict[str, Any], str]) -> None:
+        asked = [[str(airflow.ROOT / "dags" / f"{dag}.py"), form, without] for dag, form, without in runs]
+        done = subprocess.run(
+            [sys.executable, "-c", ENDED, json.dumps(asked)],
+            env=airflow.clean() | airflow.environment(settings) | {"PYTHONPATH": str(airflow.ROOT / "plugins")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        self.log = done.stdout + done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        self.runs, self.events = found["runs"], found["events"]
+
+
+def stage(table: Table, run: str) -> None:
+    """A row of a table, as a run has staged it."""
+    table.path.mkdir(parents=True, exist_ok=True)
+    DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
+    write_deltalake(lake.staging(table, run), pa.Table.from_pylist([{"pv": 7, "day": DAY}], COLUMNS), partition_by=["day"])
+
+
+def log(settings: Settings, folder: str, days: Sequence[date]) -> None:
+    """One page view at noon of each of these days, in a file of the log each."""
+    table = lake.table(settings, CATALOG["page_views"])
+    if not table.exists:
+        table.path.mkdir(parents=True)
+        DeltaTable.create(table.path, Schema.from_arrow(LOG), partition_by=["day"])
+    noons = [{"viewed_at": datetime(d.year, d.month, d.day, 12, tzinfo=UTC), "day": d} for d in days]
+    adds = lake.write_arrow(table, folder, pa.Table.from_pylist(noons, LOG))
+    lake.commit(table, lambda: (adds, {}))
+
+
+def published(settings: Settings) -> set[str]:
+    """The tables of which readers see a run's rows."""
+    return {n for n in STAGED if DeltaTable(lake.table(settings, CATALOG[n]).path).to_pyarrow_table().num_rows}
+
+
+def told(settings: Settings) -> list[dict[str, Any]]:
+    file = settings.state / "alerts.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def recorded(settings: Settings, name: str, kind: str, failed: str | None = None) -> Run:
+    """A run that has staged its tables, one of which may have failed a check, and whose record says so."""
+    now = datetime.now(UTC).isoformat()
+    pins = {"main": Pin("main", 3, {"page_views": {"0": 40}}, now)}
+    run = Run(name, "staged", [str(DAY)], kind, now, "0", pins, kind=kind)
+    for table in STAGED:
+        stage(lake.table(settings, CATALOG[table]), name)
+        said: dict[str, Any] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": 1}
+        if table == failed:
+            said |= {"gate": "failed", "reasons": [f'{table}: "{CHECK}" failed on 12 rows'], "failed": [CHECK]}
+        run.tables[table] = said
+    lake.save(settings, run)
+    return run
+
+
+@pytest.fixture
+def settings(settings: Settings, database: Path) -> Settings:
+    """A home of its own, with an Airflow that is migrated."""
+    airflow.home(settings).mkdir(parents=True)
+    shutil.copy(database, airflow.home(settings))
+    return settings
+
+
+# --------------------------------------------------------------------------------------------------------------- nights
 
 
 class Night:
     """A home with a lake, a run of `DAY` that is staged, and the DAG over it."""
 
     def __init__(self, settings: Settings, failed: str | None) -> None:
-        self.settings = settings
-        now = datetime.now(UTC).isoformat()
-        pins = {"main": Pin("main", 3, {"page_views": {"0": 40}}, now)}
-        self.run = Run("settle-1", "staged", [str(DAY)], "nightly", now, "0", pins)
-        for name in STAGED:
-            self.stage(lake.table(settings, CATALOG[name]))
-            said: dict[str, Any] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": 1}
-            if name == failed:
-                said |= {"gate": "failed", "reasons": [f'{name}: "{CHECK}" failed on 12 rows'], "failed": [CHECK]}
-            self.run.tables[name] = said
+        self.settings, self.run = settings, recorded(settings, "settle-1", "settle", failed)
         self.run.tables["site_hourly_traffic"]["compare"] = {"rows": 24, "unexplained": 2}
         lake.save(settings, self.run)
-        said_by = settings.state / "runs" / "nightly-manual__2026-11-20T00:00:00+00:00"
+        said_by = settings.state / "runs" / f"nightly-{AT}"
         said_by.parent.mkdir(parents=True, exist_ok=True)
         said_by.write_text(self.run.id)
 
-    def stage(self, table: Table) -> None:
-        table.path.mkdir(parents=True)
-        DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
-        write_deltalake(
-            lake.staging(table, self.run.id), pa.Table.from_pylist([{"pv": 7, "day": DAY}], COLUMNS), partition_by=["day"]
-        )
-
-    def ends(self) -> dict[str, Any]:
-        airflow.command(self.settings, "db", "migrate")
-        done = subprocess.run(
-            [sys.executable, "-c", ENDED, str(airflow.ROOT / "dags" / "nightly.py"), json.dumps({"day": str(DAY)})],
-            env=airflow.clean() | airflow.environment(self.settings) | {"PYTHONPATH": str(airflow.ROOT / "plugins")},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        self.said = done.stdout + done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def settled(self) -> set[str]:
-        """The tables of which readers see the run's rows."""
-        return {n for n in STAGED if DeltaTable(lake.table(self.settings, CATALOG[n]).path).to_pyarrow_table().num_rows}
-
-    def told(self) -> list[dict[str, Any]]:
-        file = self.settings.state / "alerts.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    def ends(self, *then: tuple[str, dict[str, Any], str]) -> dict[str, Any]:
+        ended = Ended(self.settings, ("nightly", {"day": str(DAY)}, "wait|days|settle"), *then)
+        self.said, self.events, self.then = ended.log, ended.events, ended.runs[1:]
+        return ended.runs[0]
 
 
 @pytest.fixture
-def night(fresh_settings: Callable[[Path], Settings], tmp_path: Path) -> Callable[..., Night]:
-    return lambda failed=None: Night(fresh_settings(tmp_path / "home"), failed)
+def night(settings: Settings) -> Callable[..., Night]:
+    return lambda failed=None: Night(settings, failed)
 
 
 def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Night]) -> None:
@@ -100,8 +183,8 @@ def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Nig
     ended = green.ends()
     assert ended["state"] == "success", green.said[-4000:]
     assert set(ended["tasks"].values()) == {"success"}
-    assert green.settled() == set(STAGED)
-    assert [(one["what"], one["title"]) for one in green.told()] == [
+    assert published(green.settings) == set(STAGED)
+    assert [(one["what"], one["title"]) for one in told(green.settings)] == [
         ("unexplained_difference", "site_hourly_traffic (2 rows) differ from what was live")
     ]
 
@@ -114,8 +197,167 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_the_night_is_red(night: 
     [held] = [t for t, state in ended["tasks"].items() if state == "upstream_failed"]
     assert held.startswith("each.publish[")
     assert ended["tasks"]["night"] == "success"
-    assert red.settled() == set(STAGED) - {"site_hourly_traffic"}
-    said = {one["what"]: one["text"] for one in red.told()}
+    assert published(red.settings) == set(STAGED) - {"site_hourly_traffic"}
+    said = {one["what"]: one["text"] for one in told(red.settings)}
     assert set(said) == {"gate_failed", "unexplained_difference"}
     for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.run.id):
         assert part in said["gate_failed"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "stands"), [(None, "published"), ("site_hourly_traffic", "published in part")], ids=["green", "red"]
+)
+def test_the_report_is_of_the_night_s_day_whether_its_gates_held_or_not(
+    night: Callable[..., Night], failed: str | None, stands: str
+) -> None:
+    mine = night(failed)
+    mine.ends(("nightly_report", {}, ""))
+    assert ["tidemark_night", {"day": str(DAY), "run": mine.run.id}] in mine.events
+    [report] = mine.then
+    page = mine.settings.lake_path / "reports" / f"{DAY}.html"
+    assert (report["state"], report["gave"]["report"]) == ("success", [str(page)]), mine.said[-4000:]
+    assert f">{stands}</span>" in page.read_text()
+    assert [one["title"] for one in told(mine.settings) if one["what"] == "report"] == [f"Report of {DAY}"]
+
+
+def test_a_report_that_no_night_has_begun_is_of_yesterday(settings: Settings) -> None:
+    ended = Ended(settings, ("nightly_report", {}, ""))
+    assert [Path(path).stem for path in ended.runs[0]["gave"]["report"]] == [str(settle.yesterday(settings))], ended.log[-4000:]
+
+
+def test_the_newest_night_settles_at_most_thirty_one_days_again_and_another_night_none(settings: Settings) -> None:
+    newest = settle.yesterday(settings)
+    before = [newest - timedelta(days=n) for n in range(40, 0, -1)]
+    log(settings, "live/main-0-3-aa", before)
+    run = Run("settle-0", "published", [str(d) for d in before], "", datetime.now(UTC).isoformat(), "0")
+    run.pins, run.tables = {"main": Pin("main", 3, {"page_views": {"0": 40}}, "")}, {"daily_traffic": {"published": run.created}}
+    lake.save(settings, run)
+    log(settings, "live/main-4-4-bb", before)  # a late event of each day
+    forms = [{"day": str(newest)}, {"day": str(before[-1])}]
+    ended = Ended(settings, *(("nightly", form, "(?!days).*") for form in forms))
+    assert [run["gave"]["days"] for run in ended.runs] == [
+        ",".join(str(d) for d in [*before[-31:], newest]),
+        str(before[-1]),
+    ], ended.log[-4000:]
+
+
+# ------------------------------------------------------------------------------------------------------------ reprocess
+
+REPLAY = f"reprocess-{sha256(AT.encode()).hexdigest()[:12]}"
+FORM = {"reason": "the mistake"}
+
+
+@pytest.mark.parametrize(
+    ("promote", "largest", "failed", "who"),
+    [
+        ("automatically", 6, None, "itself"),
+        ("automatically", 5, None, "a person"),
+        ("automatically", 6, "site_hourly_traffic", "a person"),
+        ("by a person", 6, None, "a person"),
+    ],
+    ids=["as many", "one more", "a gate failed", "never by itself"],
+)
+def test_a_replay_goes_by_itself_where_no_more_rows_change_go_or_come_than_may_and_no_check_failed(
+    settings: Settings, promote: str, largest: int, failed: str | None, who: str
+) -> None:
+    run = recorded(settings, REPLAY, "replay", failed)
+    for table, counts in (("hourly_traffic", (1, 2, 0)), ("site_daily_traffic", (0, 0, 3))):
+        run.tables[table]["compare"] = {"rows": 9, **dict(zip(("changed", "extra", "missing"), counts, strict=True))}
+    lake.save(settings, run)
+    compare.keep(settings, run, [])
+    form = FORM | {"promote": promote, "largest": largest}
+    ended = Ended(settings, ("reprocess", form, "replay|approve|publish|drop"))
+    [tasks] = [one["tasks"] for one in ended.runs]
+    assert tasks["decide"] == "success", ended.log[-4000:]
+    assert tasks["approve"] == {"itself": "skipped", "a person": "success"}[who]
+
+
+def test_what_a_person_is_asked_has_the_gates_that_failed_before_the_rows_that_differ(settings: Settings) -> None:
+    run = recorded(settings, REPLAY, "replay", "site_hourly_traffic")
+    sample = {"what": "changed", "run": {"pv": 8}, "published": {"pv": 7}}
+    compare.keep(settings, run, [Difference("hourly_traffic", DAY, 24, 1, 0, 0, [sample]), Difference("visits", DAY, 9, 0, 0, 0)])
+    ended = Ended(settings, ("reprocess", FORM, "replay|approve|publish|drop"))
+    asked = ended.runs[0]["gave"]["compare"].splitlines()
+    assert asked[0] == (f'* **site_hourly_traffic** is held back: site\\_hourly\\_traffic: "{CHECK}" failed on 12 rows'), (
+        ended.log[-4000:]
+    )
+    for line in (
+        f"# What run {REPLAY} would change",
+        "| table | day | rows | changed | missing | extra |",
+        f"| hourly_traffic | {DAY} | 24 | 1 | 0 | 0 |",
+        "The same on every day: visits (9 rows).",
+        "| changed | published | 7 |",
+        "| changed | run | 8 |",
+    ):
+        assert line in asked
+
+
+def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(settings: Settings) -> None:
+    run = recorded(settings, REPLAY, "replay", "site_hourly_traffic")
+    compare.keep(settings, run, [])
+    ended = Ended(settings, ("reprocess", FORM, "replay|approve|drop"))
+    assert ended.runs[0]["tasks"]["publish"] == "failed"
+    assert published(settings) == set(STAGED) - {"site_hourly_traffic"}
+    said = f'published, but for site_hourly_traffic: site_hourly_traffic: "{CHECK}" failed on 12 rows'
+    assert said in ended.log.replace('\\"', '"'), ended.log[-4000:]
+    assert [(one["what"], one["title"]) for one in told(settings)] == [("run_failed", "reprocess: publish failed")]
+
+
+def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Settings) -> None:
+    today = datetime.now(UTC).date()
+    forms = [FORM | {"tables": "visits, no_such"}, FORM | {"first": str(today)}]
+    ended = Ended(settings, *(("reprocess", form, "") for form in forms))
+    assert [run["tasks"]["plan"] for run in ended.runs] == ["failed", "failed"]
+    for sentence in ("there is no rollup or view no_such; there are ", f"{today} is not over in UTC"):
+        assert sentence in ended.log
+    assert told(settings) == []
+
+
+def test_a_plan_says_how_much_there_is_to_replay_and_names_the_run(settings: Settings) -> None:
+    log(settings, "live/main-0-0-aa", [DAY - timedelta(days=1), DAY])
+    ended = Ended(settings, ("reprocess", FORM | {"tables": "hourly_traffic"}, "(?!plan).*"))
+    assert ended.runs[0]["gave"]["plan"] == REPLAY
+    assert "2 days, 2 records: about " in ended.log, ended.log[-4000:]
+
+
+def test_a_second_replay_is_refused_though_the_first_was_planned_after_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are planned; the one that comes first to the lock notes its run, and the other finds it there."""
+    first = Run("reprocess-1", "running", [], "the first", datetime.now(UTC).isoformat(), "0", kind="replay")
+    pinning = lake.pinning
+    monkeypatch.setattr(lake, "pinning", lambda settings: (lake.save(settings, first), pinning(settings))[1])
+    with pytest.raises(settle.SettleError, match=r"run reprocess-1 \(running: the first\) waits for a decision; publish or drop"):
+        settle.replay(settings, CATALOG, "the second", name="reprocess-2", alone=True)
+    assert [run.id for run in lake.runs(settings)] == ["reprocess-1"]
+
+
+def test_what_spark_starts_for_a_replay_refuses_to_be_the_second(settings: Settings) -> None:
+    recorded(settings, "reprocess-1", "replay")
+    done = subprocess.run(
+        [sys.executable, str(airflow.ROOT / "spark_apps" / "replay.py"), "--run", "reprocess-2", "--reason", "the second"],
+        env=airflow.clean() | airflow.environment(settings),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "run reprocess-1 (staged: replay) waits for a decision" in " ".join(done.stderr.replace("│", "").split())
+
+
+# --------------------------------------------------------------------------------------------------------------- upkeep
+
+
+def test_pages_of_validations_older_than_sixty_days_are_deleted_and_no_others(
+    in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = settings.home / "docs" / "validations" / "visits" / "settle-1"
+    pages.mkdir(parents=True)
+    for name, age in (("old.html", 61), ("young.html", 59)):
+        (pages / name).touch()
+        at = (datetime.now(UTC) - timedelta(days=age)).timestamp()
+        os.utime(pages / name, (at, at))
+    monkeypatch.setenv("TIDEMARK_HOME", str(settings.home))
+    monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
+    maintenance = runpy.run_path(str(airflow.ROOT / "dags" / "maintenance.py"))["maintenance"]
+    assert maintenance().get_task("docs").python_callable() == 1
+    assert [page.name for page in pages.iterdir()] == ["young.html"]
