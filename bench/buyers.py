@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from bench.measure import Figure
-from bench.night import cpu_of
+from bench.night import cpu_of, well_formed
 from bench.world import World
 from tidemark import kafka, lake
-from tidemark.model import EVENT_TIME, Topic
+from tidemark.model import EVENT_TIME
 from tidemark.pipelines.local_buyers import ITEMS, ORDERS, USERS, local_buyers
 
 WAYS = ("tidemark", "spark", "duckdb")
@@ -85,16 +85,6 @@ def write_raw(world: World, raw: Path) -> None:
                     "n": record.offset,
                 }
                 lines.write(json.dumps(line) + "\n")
-
-
-def well_formed(topic: Topic, value: bytes | None) -> bool:
-    """Whether a value is an object with every required field, none of which is an object itself: the sample's others are not."""
-    try:
-        row = json.loads(value or b"")
-    except ValueError:
-        return False
-    required = {c.name for c in topic.columns if not c.nullable} - {topic.key if topic.compacted else ""}
-    return isinstance(row, dict) and row.keys() >= required and not any(isinstance(v, dict) for v in row.values())
 
 
 def night(world: World, way: str, day: date, raw: Path) -> float:

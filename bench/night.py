@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -16,14 +17,17 @@ import typer
 
 from bench.measure import Figure, Tree
 from bench.world import World
-from tidemark import kafka
+from tidemark import kafka, lake, query
+from tidemark.model import Topic
+from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS
 
 TABLES = ("hourly_traffic", "site_hourly_traffic", "daily_traffic", "site_daily_traffic")
 
 
 def measure(world: World, events: int, others: int, days: int, rounds: int) -> list[Figure]:
-    """Yesterday of `events` events alone, then it and the days before, of `others` events each, by one application."""
+    """Yesterday of `events` events alone, then it and the days before, of `others` events each, by one application; and one of
+    those days alone, for what as many applications as days would cost. The answers of the last are held to each other."""
     first = world.yesterday(events) - timedelta(days=days - 1)
     for n in range(days - 1):
         world.tidemark("produce", PAGE_VIEWS.name, "--sample", "--day", str(first + timedelta(days=n)), "--count", str(others))
@@ -38,38 +42,67 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
         ways = ["tidemark", "spark", "duckdb"]
         for way in ways if turn % 2 else reversed(ways):
             said.setdefault(f"{way} 1", []).append(night(world, way, last, last, raw))
+    for way in ("tidemark", "spark"):
+        said[f"{way} small"] = [night(world, way, first, first, raw) for _ in range(rounds)]
     for way in ("tidemark", "spark", "duckdb"):
         said[f"{way} {days}"] = [night(world, way, first, last, raw)]
-    middle = {name: statistics.median(cpu) for name, cpu in said.items()}
+    cpu = {name: statistics.median(spent) for name, spent in said.items()}
     size = f"{events:,} events of yesterday, {others:,} of each day before; JVM, checks and comparison counted in"
-    found = [Figure(f"night: {name.replace(' ', ', ')} day(s)", cpu, "CPU-s", size) for name, cpu in middle.items()]
+    names = {
+        name: f"{way}, {'a day of the others' if n == 'small' else f'{n} day(s)'}" for name in cpu for way, n in [name.split()]
+    }
+    found = [Figure(f"night: {names[name]}", spent, "CPU-s", size) for name, spent in cpu.items()]
+    one, many = cpu["tidemark 1"], cpu[f"tidemark {days}"]
+    apart = {way: cpu[f"{way} 1"] + (days - 1) * cpu[f"{way} small"] for way in ("tidemark", "spark")}
+    month, each = f"night: {days} days by one settling", f"{days} applications, of a day each: one large, {days - 1} small"
     found += [
-        Figure("night: settled beside plain Spark", middle["tidemark 1"] / middle["spark 1"], "", "plain Spark", "<= 0.25"),
-        Figure("night: settled beside DuckDB", middle["tidemark 1"] / middle["duckdb 1"], "", "DuckDB", "<= 2"),
-        Figure(
-            f"night: {days} days by one settling beside one plain Spark application",
-            middle[f"tidemark {days}"] / middle[f"spark {days}"],
-            "",
-            "plain Spark",
-            "<= 1.25",
-        ),
-        Figure(
-            f"night: {days} days by one settling, share of {days} settlings",
-            middle[f"tidemark {days}"] / (days * middle["tidemark 1"]),
-            "",
-            f"{days} times the median of one",
-        ),
+        Figure("night: settled beside plain Spark", one / cpu["spark 1"], "", "plain Spark", "<= 0.25"),
+        Figure("night: settled beside DuckDB", one / cpu["duckdb 1"], "", "DuckDB", "<= 2"),
+        Figure(f"{month} beside one plain Spark application", many / cpu[f"spark {days}"], "", "plain Spark", "<= 1.25"),
+        Figure(f"{month} beside DuckDB", many / cpu[f"duckdb {days}"], "", "DuckDB", "<= 2"),
+        Figure(f"{month}, share of {days} of plain Spark", many / apart["spark"], "", each),
+        Figure(f"{month}, share of {days} settlings", many / apart["tidemark"], "", each),
     ]
+    world.tidemark("publish", lake.runs(world.settings)[-1].id)
+    for way in ("spark", "duckdb"):
+        found.append(Figure(f"night: rows that {way} answers otherwise", *different(world, raw.parent / "out" / way), "<= 0"))
     return found
 
 
+def different(world: World, theirs: Path) -> tuple[int, str, str]:
+    """Rows of the settled answers that a peer has not, and the other way: how many, of what, of how many."""
+    import pyarrow.parquet as pq
+
+    count = rows = 0
+    with query.connect(world.settings, CATALOG) as db:
+        for name, keys in questions().items():
+            columns = ", ".join((*keys, "pv", "uv"))
+            db.register("theirs", pq.read_table(theirs / name if (theirs / name).exists() else theirs / f"{name}.parquet"))
+            a, b = f"SELECT {columns} FROM {name}_traffic WHERE settled", f"SELECT {columns} FROM theirs"
+            both = f"({a} EXCEPT ALL {b}) UNION ALL ({b} EXCEPT ALL {a})"
+            count += db.sql(f"SELECT count(*) FROM ({both})").fetchall()[0][0]
+            rows += db.sql("SELECT count(*) FROM theirs").fetchall()[0][0]
+            db.unregister("theirs")
+    return count, "rows", f"of {rows:,}"
+
+
 def write_raw(world: World, raw: Path) -> None:
-    """Every record's bytes as JSON lines, a file for each day of arrival's order: what plain Spark and DuckDB are given."""
+    """Events as they were sent, in the order of their arrival, those that are none left out: what the peers are given."""
     raw.mkdir(parents=True, exist_ok=True)
     with (raw / "events.jsonl").open("wb") as out:
         for record in kafka.consume(world.settings, PAGE_VIEWS.name, "earliest"):
-            if record.value is not None:
-                out.write(record.value + b"\n")
+            if well_formed(PAGE_VIEWS, record.value):
+                out.write((record.value or b"") + b"\n")
+
+
+def well_formed(topic: Topic, value: bytes | None) -> bool:
+    """Whether a value is an object with every required field, none of which is an object itself: the sample's others are not."""
+    try:
+        row = json.loads(value or b"")
+    except ValueError:
+        return False
+    required = {c.name for c in topic.columns if not c.nullable} - {topic.key if topic.compacted else ""}
+    return isinstance(row, dict) and row.keys() >= required and not any(isinstance(v, dict) for v in row.values())
 
 
 def night(world: World, way: str, first: date, last: date, raw: Path) -> float:
