@@ -1,6 +1,7 @@
 """Records are judged, folded and merged as the declarations say: the same for the stream, a night and a replay."""
 
 import json
+import re
 import threading
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import DecimalType, StructType
 
 from tidemark import fold, functions
 from tidemark.model import Announce, DeclarationError, Live, Topic, catalog, rollup, view
-from tidemark.pipelines import traffic
+from tidemark.pipelines import CATALOG, traffic
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 SECOND, MILLI = timedelta(seconds=1), timedelta(milliseconds=1)
@@ -593,6 +595,47 @@ def test_nothing_is_remembered_where_a_declaration_failed_or_where_nothing_can_b
     declared = catalog([SimpleNamespace(__name__="pipeline", a=WIDE, b=shown)])
     found = {d.name: s for d, s in fold.remembered_schemas(spark, declared, file)}
     assert found["typed_in"].fieldNames() == ["page", "hour", "settled", "day"] and not file.exists()
+
+
+def test_a_column_says_its_meaning_then_the_zone_of_its_time_and_a_set_what_it_is(berlin):
+    topic = replace(WIDE, schema="id STRING NOT NULL COMMENT 'who', at TIMESTAMP COMMENT 'by a clock', born DATE, seen TIMESTAMP")
+    merge = {"ids": "distinct", "names": "distinct", "n": "max"}
+
+    @rollup(reads={"views": topic}, key=("pane",), time="pane", merge=merge, comments={"names": "names, a sketch"})
+    def panes(views): ...
+
+    def said(declared, columns):
+        return {f.name: f.metadata.get("comment") for f in fold.described(declared, StructType.fromDDL(columns))}
+
+    log = said(topic, fold.log_schema(topic))
+    assert log["kafka"].startswith("where the record comes from: partition, offset")
+    assert log | {"kafka": ""} == {
+        "id": "who",
+        "at": "by a clock, UTC",
+        "born": "Europe/Berlin",
+        "seen": "UTC",
+        "kafka": "",
+        "reject": "why the record was not accepted; null when it was",
+        "day": "the business day, Europe/Berlin",
+    }
+    assert said(panes, "pane TIMESTAMP, ids BINARY, names BINARY, n INT, day DATE") == {
+        "pane": "UTC",
+        "ids": "a set, as a theta sketch",
+        "names": "names, a sketch",
+        "n": None,
+        "day": "the business day, Europe/Berlin",
+    }
+
+
+def test_every_column_of_every_table_says_what_it_means_and_an_amount_its_unit(spark):
+    silent = []
+    for declared, schema in fold.schemas(spark, CATALOG):
+        for f in schema:
+            meaning = f.metadata.get("comment", "").removesuffix("UTC")
+            of_a_unit = re.search("currency|percent|new shares for an old one", f"{f.name}: {meaning}")
+            if not meaning or (isinstance(f.dataType, DecimalType) and not of_a_unit):
+                silent.append(f"{declared.name}.{f.name}")
+    assert silent == [], "give each a comment: its meaning in a short phrase, and of an amount the unit"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ PAGE_VIEWS = Topic(
     retention="7 days",
     schema="""
         event_id STRING NOT NULL COMMENT 'made by the browser; a repeat has the same one',
-        visitor_id STRING NOT NULL,
+        visitor_id STRING NOT NULL COMMENT 'who looked; the same one on every view',
         page STRING NOT NULL COMMENT 'the path, without host and query',
         viewed_at TIMESTAMP NOT NULL COMMENT 'by the browser''s clock'""",
     id="event_id",
@@ -46,7 +46,8 @@ PAGE_VIEWS = Topic(
 )
 
 
-SETS = {"views": "event ids, a theta sketch", "visitors": "visitor ids, a theta sketch"}
+PAGE = {"page": "the path, without host and query"}
+SETS = PAGE | {"views": "event ids, a theta sketch", "visitors": "visitor ids, a theta sketch"}
 
 
 @rollup(
@@ -79,7 +80,7 @@ def panes_of(views: DataFrame, length: str) -> DataFrame:
     return views.groupBy("page", pane("viewed_at", length).alias("pane")).agg(*sets)
 
 
-COUNTED = {"pv": "page views: distinct event ids", "uv": "unique visitors: distinct visitor ids, exact"}
+COUNTED = PAGE | {"pv": "page views: distinct event ids", "uv": "unique visitors: distinct visitor ids, exact"}
 LAST_HOUR = COUNTED | {"mark": "the end of the hour that is counted, exclusive"}
 HOUR = COUNTED | {"hour": "the start of the hour"}
 
