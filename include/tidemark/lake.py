@@ -769,7 +769,8 @@ class Run:
         holds back what its gate calls blocked.
         """
         said = self.tables[name]
-        failed = any(t["gate"] == "failed" and not t.get("forced") for t in (said, *map(self.tables.get, said.get("reads", ()))) if t)
+        read = [said, *(self.tables[n] for n in said.get("reads", ()) if n in self.tables)]
+        failed = any(t["gate"] == "failed" and not t.get("forced") for t in read)
         return tuple(said["reasons"]) if failed or (said["gate"] == "blocked" and "reads" not in said) else ()
 
     def days_of(self, declared: Declared) -> list[date]:
