@@ -133,6 +133,31 @@ def test_columns_have_the_comments_of_the_code(table):
     ]
 
 
+def start(path: Path, version: str, go: "multiprocessing.synchronize.Barrier") -> None:
+    """A process that makes the table as the code says, at the moment in which others do."""
+    table = Table(path.parent.parent, f"{path.parent.name}/{path.name}")
+    fields = [StructField(f.name, f.dataType, True, {"comment": f"{f.name}, {version}"}) for f in SCHEMA.fields]
+    gained = [StructField(f"{n}_of_{version}", StringType()) for n in range(3)]
+    wanted = StructType([*fields[:-1], *gained, fields[-1]])
+    table.delta()
+    go.wait(30)
+    table.create(wanted)
+
+
+def test_streams_that_start_at_once_on_changed_code_add_columns_and_comments_each_once(table):
+    put(table, 0, 1)
+    context = multiprocessing.get_context("spawn")
+    go = context.Barrier(4)
+    starts = [context.Process(target=start, args=(table.path, "v2", go)) for _ in range(4)]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join(60)
+    assert [one.exitcode for one in starts] == [0] * 4
+    fields = {f.name: f.metadata.get("comment") for f in DeltaTable(table.path).schema().fields}
+    assert fields == {f.name: f"{f.name}, v2" for f in SCHEMA.fields} | {f"{n}_of_v2": None for n in range(3)}
+
+
 def test_a_table_that_is_not_there_is_named(settings):
     absent = Table(settings.lake_path, "views/hours")
     assert (absent.exists, absent.appended("main")) == (False, None)
@@ -1062,7 +1087,7 @@ def test_damaged_log_is_not_said_to_come_again(settings) -> None:
         ({"gate": "blocked"}, {"gate": "failed", "forced": {"checks": ["a"]}}, False),
     ],
 )
-def test_table_is_held_back_by_its_own_gate_and_by_those_of_what_it_reads_unless_a_person_has_taken_it(settings, own, reads, held):
+def test_table_is_held_back_by_its_own_gate_and_those_of_what_it_reads_unless_a_person_has_taken_it(settings, own, reads, held):
     tables = {"hours": own | {"reasons": ["why"], "reads": ["panes", "page_views"]}, "panes": reads | {"reasons": ["because"]}}
     run = a_run(settings, "r1", 12)
     run.tables = tables

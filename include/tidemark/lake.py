@@ -33,9 +33,10 @@ from tidemark.model import NAME, Catalog, Declared, Rollup, Topic, duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+    from tenacity import Retrying
 
     from tidemark.settings import Settings
 
@@ -197,7 +198,14 @@ class Table:
             DeltaTable.create(
                 self.path, wanted, mode="ignore", partition_by=["day"], configuration=CONFIGURATION, description=comment or None
             )
-        found = {f.name: f for f in self.delta().schema().fields}
+        # Streams and runs that start at once on changed code all come here: whoever is second looks again.
+        for attempt in anew():
+            with attempt, self.still() as delta:
+                self.widen(delta, wanted)
+
+    def widen(self, delta: DeltaTable, wanted: Schema) -> None:
+        """Give the table the columns that it lacks and the comments that differ; `create` says what is refused."""
+        found = {f.name: f for f in delta.schema().fields}
         declared = {f.name: f for f in wanted.fields}
         lost = [f"{n} {kind(f)} is not in the code" for n, f in found.items() if n not in declared]
         retyped = [
@@ -215,11 +223,10 @@ class Table:
             )
         for name, field_ in found.items():
             if (comment_ := declared[name].metadata.get("comment")) and field_.metadata.get("comment") != comment_:
-                self.delta().alter.set_column_metadata(name, {"comment": comment_})
+                delta.alter.set_column_metadata(name, {"comment": comment_})
         if fresh := [f for n, f in declared.items() if n not in found]:
-            with self._lock:
-                self.delta().alter.add_columns(fresh)
-                self._delta = None
+            delta.alter.add_columns(fresh)
+            self._delta = None
             log.info("columns added; old rows have null there", table=self.name, columns=[f.name for f in fresh])
 
     def files(self) -> list[File]:
@@ -363,6 +370,19 @@ def note_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def anew() -> Retrying:
+    """Tries, each after a conflict with a commit of someone else."""
+    from deltalake.exceptions import CommitFailedError
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
+
+    return Retrying(
+        retry=retry_if_exception_type(CommitFailedError),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random(0, 0.1),
+        reraise=True,
+    )
+
+
 def commit(
     table: Table, decide: Callable[[], tuple[list[Any], dict[str, Any]] | None], transactions: list[Any] | None = None
 ) -> int | None:
@@ -372,16 +392,8 @@ def commit(
     (`transactions` unsaid), so that of two that race one is refused and decides again.
     """
     from deltalake import CommitProperties, Transaction
-    from deltalake.exceptions import CommitFailedError
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
-    attempts = Retrying(
-        retry=retry_if_exception_type(CommitFailedError),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random(0, 0.1),
-        reraise=True,
-    )
-    for attempt in attempts:
+    for attempt in anew():
         with attempt, table.still() as delta:
             decided = decide()
             if decided is None:
