@@ -117,7 +117,8 @@ def nightly() -> None:
             get_current_context()["of"] = of["table"]
             settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]])
             run = lake.run_of(SETTINGS, of["run"])
-            outlet_events[PUBLISHED].add(Asset(f"tidemark_{of['table']}"), extra={"run": run.id, "days": run.days})
+            for day in run.days:
+                outlet_events[PUBLISHED].add(Asset(f"tidemark_{of['table']}"), extra={"run": run.id, "day": day})
             return lake.table(SETTINGS, CATALOG[of["table"]]).delta().version()
 
         publish(of=gate(of=of))

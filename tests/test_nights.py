@@ -102,11 +102,12 @@ class Ended:
         self.runs, self.events = found["runs"], found["events"]
 
 
-def stage(table: Table, run: str) -> None:
-    """A row of a table, as a run has staged it."""
+def stage(table: Table, run: str, days: Sequence[date]) -> None:
+    """Rows of a table, one a day, as a run has staged them."""
     table.path.mkdir(parents=True, exist_ok=True)
     DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
-    write_deltalake(lake.staging(table, run), pa.Table.from_pylist([{"pv": 7, "day": DAY}], COLUMNS), partition_by=["day"])
+    rows = pa.Table.from_pylist([{"pv": 7, "day": day} for day in days], COLUMNS)
+    write_deltalake(lake.staging(table, run), rows, partition_by=["day"])
 
 
 def log(settings: Settings, folder: str, days: Sequence[date]) -> None:
@@ -130,13 +131,13 @@ def told(settings: Settings) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def recorded(settings: Settings, name: str, kind: str, failed: str | None = None) -> Run:
+def recorded(settings: Settings, name: str, kind: str, failed: str | None = None, days: Sequence[date] = (DAY,)) -> Run:
     """A run that has staged its tables, one of which may have failed a check, and whose record says so."""
     now = datetime.now(UTC).isoformat()
     pins = {"main": Pin("main", 3, {"page_views": {"0": 40}}, now)}
-    run = Run(name, "staged", [str(DAY)], kind, now, "0", pins, kind=kind)
+    run = Run(name, "staged", [str(day) for day in days], kind, now, "0", pins, kind=kind)
     for table in STAGED:
-        stage(lake.table(settings, CATALOG[table]), name)
+        stage(lake.table(settings, CATALOG[table]), name, days)
         said: dict[str, Any] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": 1}
         if table == failed:
             said |= {"gate": "failed", "reasons": [f'{table}: "{CHECK}" failed on 12 rows'], "failed": [CHECK]}
@@ -159,8 +160,8 @@ def settings(settings: Settings, database: Path) -> Settings:
 class Night:
     """A home with a lake, a run of `DAY` that is staged, and the DAG over it."""
 
-    def __init__(self, settings: Settings, failed: str | None) -> None:
-        self.settings, self.run = settings, recorded(settings, "settle-1", "settle", failed)
+    def __init__(self, settings: Settings, failed: str | None, days: Sequence[date]) -> None:
+        self.settings, self.run = settings, recorded(settings, "settle-1", "settle", failed, days)
         self.run.tables["site_hourly_traffic"]["compare"] = {"rows": 24, "unexplained": 2}
         lake.save(settings, self.run)
         said_by = settings.state / "runs" / f"nightly-{AT}"
@@ -175,7 +176,7 @@ class Night:
 
 @pytest.fixture
 def night(settings: Settings) -> Callable[..., Night]:
-    return lambda failed=None: Night(settings, failed)
+    return lambda failed=None, days=(DAY,): Night(settings, failed, days)
 
 
 def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Night]) -> None:
@@ -189,8 +190,11 @@ def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Nig
     ]
 
 
-def test_a_gate_that_fails_holds_back_its_own_table_and_the_night_is_red(night: Callable[..., Night]) -> None:
-    red = night("site_hourly_traffic")
+def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_event_by_table_and_day(
+    night: Callable[..., Night],
+) -> None:
+    days = (DAY - timedelta(days=1), DAY)
+    red = night("site_hourly_traffic", days)
     ended = red.ends()
     assert ended["state"] == "failed"
     assert {t for t, state in ended["tasks"].items() if state == "failed"} == {"each.gate[site_hourly_traffic]"}
@@ -198,6 +202,9 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_the_night_is_red(night: 
     assert held.startswith("each.publish[")
     assert ended["tasks"]["night"] == "success"
     assert published(red.settings) == set(STAGED) - {"site_hourly_traffic"}
+    assert sorted((e for e in red.events if e[0] != "tidemark_night"), key=lambda e: (e[0], e[1]["day"])) == [
+        [f"tidemark_{table}", {"run": red.run.id, "day": str(day)}] for table in sorted(published(red.settings)) for day in days
+    ]
     said = {one["what"]: one["text"] for one in told(red.settings)}
     assert set(said) == {"gate_failed", "unexplained_difference"}
     for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.run.id):
