@@ -30,7 +30,7 @@ def maintenance() -> None:
 
     @task
     def expire() -> None:
-        """Log days beyond a topic's `keep`; ledger, verdicts and runs beyond `TIDEMARK_KEEP_RECORDS`."""
+        """Log days beyond a topic's `keep`; verdicts, runs and old checkpoints beyond `TIDEMARK_KEEP_RECORDS`."""
         from tidemark import lake
         from tidemark.pipelines import CATALOG
 
