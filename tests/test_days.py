@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from tidemark.model import Topic, catalog, reach, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
+NOW = datetime.now(UTC)
 
 #                zone               the day            begins at (UTC)       hours
 DAYS = [
@@ -228,16 +230,23 @@ def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Setti
     assert asked == [(None, settling.settings, "prices", {0: (0, 4)}, "tidemark-r")]
 
 
-#   at 100 records a second, of which `give_way_at` (30 seconds) is 3,000
-@pytest.mark.parametrize(("until", "waited"), [(0, 0), (7, 7), (10_000, 600)])
+#   at 100 records a second, of which `give_way_at` (30 seconds) is 3,000; a beat before this process began is of one that is gone
+@pytest.mark.parametrize(
+    ("until", "beat", "waited"), [(0, NOW, 0), (7, NOW, 7), (10_000, NOW, 600), (10_000, NOW - timedelta(days=999), 0)]
+)
 @pytest.mark.parametrize("work", [lambda one: one.stage(closes), lambda one: one.read_again(PRICES)], ids=["a chunk", "a part"])
-def test_what_is_computed_again_waits_while_a_stream_is_behind_and_ten_minutes_at_most(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, work: Callable[[settle.Settling], None], until: int, waited: int
+def test_what_is_computed_again_waits_while_a_stream_is_behind_and_ten_minutes_at_most_but_not_for_one_that_was_killed(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[settle.Settling], None],
+    until: int,
+    beat: datetime,
+    waited: int,
 ) -> None:
     now, said = [0], []
     (settings.state / "main").mkdir(parents=True)
-    beat = {"state": "running", "pid": os.getpid(), "at": datetime.now(UTC).isoformat()}
-    (settings.state / "main" / "heartbeat.json").write_text(json.dumps(beat))
+    said_last = {"state": "running", "pid": os.getpid(), "at": beat.isoformat()}
+    (settings.state / "main" / "heartbeat.json").write_text(json.dumps(said_last))
 
     def goes_by(seconds: int) -> None:
         now[0] += seconds
@@ -246,8 +255,7 @@ def test_what_is_computed_again_waits_while_a_stream_is_behind_and_ten_minutes_a
 
     goes_by(0)
     settling = at_work(settings, said.append)
-    monkeypatch.setattr(settle.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(settle.time, "sleep", goes_by)
+    monkeypatch.setattr(settle, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=goes_by))  # other threads keep theirs
     with suppress(AttributeError):  # then it begins, for which there is no Spark here
         work(settling)
     assert now == [waited]

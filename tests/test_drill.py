@@ -57,11 +57,12 @@ def test_a_fault_that_breaks_off_is_an_outcome_that_did_not_hold(drill):
 
 def test_answers_that_are_neither_before_nor_after_are_torn_and_those_that_fail_are_counted(drill):
     answers: Any = iter([("before",), ("torn",), KeyError("gone"), ("after",)])
-    enough = threading.Event()
+    begun, enough = threading.Event(), threading.Event()
 
     def look() -> tuple[Any, ...]:
         if threading.current_thread() is threading.main_thread():
             return ("after",) if enough.is_set() else ("before",)
+        begun.wait(10)
         answer = next(answers, None)
         if answer is None:
             enough.set()
@@ -72,6 +73,7 @@ def test_answers_that_are_neither_before_nor_after_are_torn_and_those_that_fail_
 
     with drill.readers(look) as still:
         still()
+        begun.set()
         assert enough.wait(10)
         still()
     assert (drill.torn, drill.unanswered) == (1, 1)

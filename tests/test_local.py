@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -290,22 +289,6 @@ def test_lease_does_not_pass_to_a_child_that_outlives_its_holder(settings: Setti
         local.start(settings, "sleeper", SLEEPER)
     with Lease(path):
         assert local.running(settings, "sleeper")
-
-
-# ---- streams, as they say of themselves
-
-
-def test_a_stream_that_was_killed_with_a_lag_is_waited_for_by_nobody(settings: Settings) -> None:
-    stream = local.start(settings, "speed-main", SLEEPER)
-    (settings.state / "main").mkdir()
-    for name, said in (
-        ("heartbeat", {"state": "running", "pid": stream.pid, "at": datetime.now(UTC).isoformat()}),
-        ("progress", {"lag": 3_000, "records_per_second": 100.0}),
-    ):
-        (settings.state / "main" / f"{name}.json").write_text(json.dumps(said))
-    assert local.behind(settings, "main") == timedelta(seconds=30)
-    local.stop(settings, "speed-main", signal.SIGKILL)
-    assert local.behind(settings, "main") == timedelta(0)
 
 
 # ---- the broker

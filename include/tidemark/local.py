@@ -542,9 +542,9 @@ def start_stream(settings: Settings, stream: str) -> Process:
 
 
 def behind(settings: Settings, stream: str) -> timedelta:
-    """About how long a running stream needs for what it has not read yet; zero for one that does not run, or was killed."""
+    """About how long a running stream needs for what it has not read yet, as it said last; zero for one that has ended."""
     said = status(settings, stream)
-    if said.get("heartbeat", {}).get("state") != "running" or "progress" not in said or not beats(settings, stream):
+    if said.get("heartbeat", {}).get("state") != "running" or "progress" not in said:
         return timedelta(0)
     lag, rate = said["progress"]["lag"], said["progress"]["records_per_second"]
     return timedelta(seconds=lag / max(rate, 1.0))

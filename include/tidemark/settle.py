@@ -783,11 +783,15 @@ class Settling:
         self.progress(what)
         self.run.note = "; ".join(filter(None, (self.run.note, what)))
 
+    def is_behind(self, stream: str) -> bool:
+        """Of one that was killed what it said last lies there still, and nobody waits for it."""
+        return local.behind(self.settings, stream) > duration(self.settings.give_way_at) and local.beats(self.settings, stream)
+
     def give_way(self, declared: Declared) -> None:
         """Wait while a stream is behind: what is live comes before what is computed again. Ten minutes at most."""
         until, told = time.monotonic() + 600, False
         for stream in sorted({lake.reader(self.settings, t) for t in topics_of(self.catalog, declared)}):
-            while time.monotonic() < until and local.behind(self.settings, stream) > duration(self.settings.give_way_at):
+            while time.monotonic() < until and self.is_behind(stream):
                 if not told:
                     self.progress(f"waiting: stream {stream} is behind by more than {self.settings.give_way_at}")
                 told = True
