@@ -43,7 +43,7 @@ from rich.table import Table
 
 from bench.brokers import NODES, ThreeBrokers, name_of
 from bench.disks import SmallDisks
-from bench.measure import stamp
+from bench.measure import apart, stamp
 from bench.world import STREAM, World, until
 from tidemark import kafka, lake, local, notifier, notify, query, session, settle
 from tidemark.pipelines import CATALOG
@@ -744,9 +744,7 @@ class Drill:
         for view in views:
             theirs = ANSWERS[view]
             ours = f"SELECT {', '.join((*CATALOG.views[view].key, 'pv', 'uv'))} FROM {view}"
-            both = f"(({ours}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({ours}))"
-            ((rows,),) = db.execute(f"SELECT count(*) FROM ({both})").fetchall()
-            if rows:
+            if rows := apart(db, ours, theirs):
                 found[view] = rows
         for view, key in MARKS.items():
             ((mark,),) = db.execute(f"SELECT max(mark) FROM {view}").fetchall()
@@ -756,9 +754,7 @@ class Drill:
             hour = f"viewed_at >= TIMESTAMPTZ '{mark}' - INTERVAL 1 HOUR AND viewed_at < TIMESTAMPTZ '{mark}'"
             theirs = f"SELECT {key}{COUNTED} FROM held WHERE {hour} GROUP BY ALL"
             ours = f"SELECT {key}pv, uv FROM {view} WHERE mark = TIMESTAMPTZ '{mark}'"
-            both = f"(({ours}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({ours}))"
-            ((rows,),) = db.execute(f"SELECT count(*) FROM ({both})").fetchall()
-            if rows:
+            if rows := apart(db, ours, theirs):
                 found[view] = rows
         db.close()
         return found

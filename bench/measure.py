@@ -98,6 +98,13 @@ def program(module: str, env: Mapping[str, str], **options: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def apart(db: Any, ours: str, theirs: str) -> int:
+    """Rows that one of two queries of a DuckDB connection has and the other has not, as often as it has them."""
+    both = f"(({ours}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({ours}))"
+    ((rows,),) = db.execute(f"SELECT count(*) FROM ({both})").fetchall()
+    return rows
+
+
 def stamp(command: str, seed: int) -> dict[str, Any]:
     """What a recorded run says of itself: its command, its time in UTC, its seed, the commit it ran on and the machine."""
     root = Path(__file__).parent.parent

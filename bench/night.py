@@ -15,7 +15,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from bench.measure import Figure, Tree
+from bench.measure import Figure, Tree, apart
 from bench.world import World
 from tidemark import kafka, lake, query
 from tidemark.model import Topic
@@ -78,9 +78,7 @@ def different(world: World, theirs: Path) -> tuple[int, str, str]:
         for name, keys in questions().items():
             columns = ", ".join((*keys, "pv", "uv"))
             db.register("theirs", pq.read_table(theirs / name if (theirs / name).exists() else theirs / f"{name}.parquet"))
-            a, b = f"SELECT {columns} FROM {name}_traffic WHERE settled", f"SELECT {columns} FROM theirs"
-            both = f"({a} EXCEPT ALL {b}) UNION ALL ({b} EXCEPT ALL {a})"
-            count += db.sql(f"SELECT count(*) FROM ({both})").fetchall()[0][0]
+            count += apart(db, f"SELECT {columns} FROM {name}_traffic WHERE settled", f"SELECT {columns} FROM theirs")
             rows += db.sql("SELECT count(*) FROM theirs").fetchall()[0][0]
             db.unregister("theirs")
     return count, "rows", f"of {rows:,}"

@@ -7,7 +7,7 @@ from datetime import date
 
 from bench import live
 from bench.drill import ANSWERS, named
-from bench.measure import Figure
+from bench.measure import Figure, apart
 from bench.world import World, until
 from tidemark import lake, query, settle
 from tidemark.pipelines import CATALOG
@@ -56,9 +56,6 @@ def differing(world: World, day: date) -> int:
     """Rows of a day's published answers that DuckDB over the accepted events has not, and those that it alone has."""
     with query.connect(world.settings, CATALOG, ["page_views", *ANSWERS]) as db:
         db.execute(f"CREATE VIEW held AS SELECT * FROM page_views WHERE reject IS NULL AND viewed_at::DATE = '{day}'")
-        found = 0
-        for view, theirs in ANSWERS.items():
-            ours = f"SELECT {', '.join((*CATALOG.views[view].key, 'pv', 'uv'))} FROM {view} WHERE day = '{day}'"
-            both = f"(({ours}) EXCEPT ALL ({theirs})) UNION ALL (({theirs}) EXCEPT ALL ({ours}))"
-            found += db.execute(f"SELECT count(*) FROM ({both})").fetchall()[0][0]
-        return found
+        keys = {view: ", ".join(CATALOG.views[view].key) for view in ANSWERS}
+        ours = {view: f"SELECT {key}, pv, uv FROM {view} WHERE day = '{day}'" for view, key in keys.items()}
+        return sum(apart(db, ours[view], theirs) for view, theirs in ANSWERS.items())

@@ -832,12 +832,12 @@ def run_of(settings: Settings, name: str) -> Run:
 def as_run(path: Path) -> Run:
     said = json.loads(path.read_text())
     run = Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
-    if run.state == "running" and not run.undecided and held(path.with_name(f".{run.id}.lease")):
+    if run.state == "running" and not run.undecided and is_held(path.with_name(f".{run.id}.lease")):
         run.touched = datetime.now(UTC).isoformat()
     return run
 
 
-def held(lease: Path) -> bool:
+def is_held(lease: Path) -> bool:
     """Whether somebody on this machine holds a lease."""
     from filelock import FileLock, Timeout
 
@@ -946,10 +946,10 @@ def staged(table: Table, run: str) -> list[Any]:
                 )
             elif "remove" in action:
                 adds.pop(action["remove"]["path"], None)
-    held = {f.path for f in own.files()} if own.exists else set()
-    if held != set(map(unquote, adds)):
+    kept = {f.path for f in own.files()} if own.exists else set()
+    if kept != set(map(unquote, adds)):
         raise LakeError(
-            f"run {run} staged {len(held)} files of table {table.name}, of which its log names {len(adds)}; settle the days again"
+            f"run {run} staged {len(kept)} files of table {table.name}, of which its log names {len(adds)}; settle the days again"
         )
     missing = [p for p in adds if not (root / unquote(p)).exists()]
     if missing:
@@ -1209,7 +1209,7 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
     """
     if run.published or any(t.get("published") for t in run.tables.values()):
         raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
-    if held(settings.lake_path / "runs" / f".{run.id}.lease"):
+    if is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
         raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}")
     for name in catalog.names:
         folder = staging(table(settings, catalog[name]), run.id)
