@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from tidemark import airflow
+from tidemark import airflow, lake
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -245,3 +248,30 @@ def test_a_person_whose_answer_airflow_lost_is_asked_again(parsed: dict[str, Any
 
 def test_a_stream_that_died_too_often_is_tried_again_while_the_other_one_is_watched(parsed: dict[str, Any]) -> None:
     assert parsed["dags"]["speed_layer"]["tasks"]["watch"]["retries"] > 0
+
+
+TASK = """
+import runpy, sys
+import airflow.settings
+held = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names | {"tzdata"}
+runpy.run_path(sys.argv[2])
+from tidemark import lake, settle
+from tidemark.pipelines import CATALOG
+from tidemark.settings import Settings
+assert lake.table(Settings(), CATALOG["page_views"]).files()
+print(*sorted({name.partition(".")[0] for name in sys.modules} - held))
+"""
+
+
+def test_a_task_imports_the_platforms_own_files_alone(settings: Settings) -> None:
+    """A library, up to a second of CPU, is its scheduler's already. A pipeline is not: it may have been edited since."""
+    where = lake.table(settings, CATALOG["page_views"]).path
+    write_deltalake(where, pa.table({"viewed_at": [datetime.now(UTC)], "day": [datetime.now(UTC).date()]}), partition_by=["day"])
+    done = subprocess.run(
+        [sys.executable, "-c", TASK, "scheduler", str(airflow.ROOT / "dags" / "nightly.py")],
+        env=airflow.clean() | airflow.environment(settings),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].split() == ["day", "tell", "tidemark"]

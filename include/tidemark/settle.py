@@ -1051,8 +1051,6 @@ def publish(
     Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, `LakeError` when a day was published with
     a greater pin meanwhile.
     """
-    import pyarrow  # noqa: F401  # 0.3 s the first time, which are not the publication's
-
     with FileLock(settings.lake_path / "runs" / f".{lake.run_of(settings, run_id).id}.publishing"):
         run = lake.run_of(settings, run_id)
         if over:
