@@ -33,7 +33,7 @@ WITHOUT_LOG_SERVERS = ("scheduler", "triggerer")
 POOLS = {
     "stream": (4, "Watching the streams; a deferred watcher holds a slot."),
     "spark": (1, "One Spark application at a time, beside the streams."),
-    "light": (4, "Looks, gates and publications: no Spark."),
+    "light": (8, "Looks, gates and publications: no Spark."),
     "wait": (8, "Nights that wait for the streams; a deferred one holds a slot."),
 }
 
@@ -90,7 +90,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__PARALLELISM": "8",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__DEFAULT_TIMEZONE": "utc",
         "AIRFLOW__CORE__FERNET_KEY": keys["fernet"],
