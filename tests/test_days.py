@@ -205,6 +205,30 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     assert settle.stale(settings, of) == []
 
 
+#   the views look ten minutes ahead, and late records are waited for five minutes more
+@pytest.mark.parametrize(("came", "lacks"), [("00:14:59.999", True), ("00:15:00", False), ("09:00:00", False)])
+def test_a_day_lacks_what_kafka_held_once_its_views_lookahead_and_the_wait_for_late_records_were_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, came: str, lacks: bool
+) -> None:
+    own, day = settings.model_copy(update={"nightly_after": "5 minutes"}), date(2026, 11, 1)
+    arrived = [datetime(2026, 11, 1, 12, tzinfo=UTC)] * 9 + [datetime.fromisoformat(f"2026-11-02T{came}+00:00")]
+    monkeypatch.setattr(
+        "tidemark.kafka.offsets", lambda _, topics, at: {"prices": {0: sum(one < at for one in arrived)}} | {"others": {0: 9}}
+    )
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 6, READ, "")})
+    unread = "the stream has not yet read 1 records of prices that Kafka held at the end of 2026-11-01"
+    assert settle.lacking(own, CLOSES, day) == (unread if lacks else None)
+
+
+def test_a_day_is_not_asked_for_before_its_late_records_may_be_there(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemark.kafka.offsets", lambda *_: pytest.fail("it is too early to ask"))
+    own = settings.model_copy(update={"nightly_after": "2 days", "zone": "Asia/Shanghai"})
+    day = settle.yesterday(own)
+    until = datetime(day.year, day.month, day.day, 0, 10, tzinfo=ZoneInfo(own.zone)) + timedelta(days=3)
+    said = f"late records of {day} are waited for until {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    assert settle.lacking(own, CLOSES, day) == said
+
+
 def at_work(settings: Settings, say: Callable[[str], None]) -> settle.Settling:
     """A replay of the prices of a day, nine records, up to where it needs Spark."""
     run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")}, chunks=[["2026-11-01"] * 2])
