@@ -24,7 +24,12 @@ SHOWN = 30_000
     max_active_runs=4,
     default_args={"owner": "tidemark", "pool": "light", "on_failure_callback": task_failed},
     params={
-        "tables": Param("", type="string", description="Rollups and views, with commas between; all where empty."),
+        "tables": Param(
+            "",
+            type="string",
+            pattern=r"^( *\w+ *(, *\w+ *)*)?$",  # of commas alone everything would be replayed
+            description="Rollups and views, with commas between; all where empty.",
+        ),
         "first": Param(None, type=["null", "string"], format="date", description="From this day; from offset zero where empty."),
         "source": Param("kafka", enum=["kafka", "log"], description="Kafka while it holds offset zero, else the log."),
         "promote": Param("by a person", enum=["by a person", "automatically"], description="Who publishes."),
