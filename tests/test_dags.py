@@ -53,7 +53,7 @@ for dag in bag.dags.values():
         "file": dag.fileloc, "doc": dag.doc_md or "", "tags": sorted(dag.tags), "catchup": dag.catchup,
         "runs": dag.max_active_runs, "params": {n: bool(p.description) for n, p in dag.params.items()} if dag.params else {},
         "timetable": type(dag.timetable).__name__,
-        "deadlines": [[d.interval.total_seconds(), d.callback.path] for d in dag.deadline or []],
+        "deadlines": [[d.interval, d.callback.path] for d in dag.deadline or []],
         "tasks": {
             t.task_id: {
                 "owner": t.owner, "pool": t.pool, "retries": t.retries, "told": [c.__name__ for c in t.on_failure_callback or []],

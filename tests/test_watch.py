@@ -315,8 +315,9 @@ def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
     assert json.loads(said)["what"] == what and "pv < uv" in said and "r1" in said
 
 
-def test_a_night_past_its_deadline_is_told(plugins, config):
-    asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"run_id": "scheduled-1"}}))
+def test_a_night_past_its_deadline_is_told_and_a_backfill_s_days_are_not_late(plugins, config):
+    for run in ("backfill__2026-11-19", "scheduled-1"):
+        asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"run_id": run}}))
     assert told(config) == ["nightly_late"] and "scheduled-1" in (config.state / "alerts.jsonl").read_text()
 
 
