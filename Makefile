@@ -28,7 +28,7 @@ test: jars  ## what every change must pass, a real broker included
 	$(PYTEST)
 
 # All of Airflow over a stream has the machine to itself: what it promises is told in seconds.
-ALONE := tests/integration/test_airflow.py tests/integration/test_postgres.py
+ALONE := tests/integration/test_airflow.py tests/integration/test_demo.py tests/integration/test_postgres.py
 
 test-all: jars  ## also what is marked long, and each law in four times as many worlds
 	$(PYTEST) -m "" --hypothesis-profile=long $(ALONE:%=--ignore=%)
