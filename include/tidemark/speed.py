@@ -350,7 +350,10 @@ class Stream:
 
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
         """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
-        where its topics are others than before."""
+        where its topics are others than before.
+
+        A checkpoint takes a new topic up at offset zero and nowhere else: one that begins later needs a new generation too.
+        """
         topics = list(self.mine.topics)
         found = self.checkpoint.identity
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
@@ -362,7 +365,9 @@ class Stream:
         earliest = kafka.offsets(self.settings, topics, "earliest")
         moved, taken = self.taken_over(found)
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
-        if found and not (recover or moved or given):
+        known = self.read_upto(found) if found else {}
+        late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
+        if found and not (recover or moved or given or late):
             newest = self.checkpoint.newest("offsets")
             planned = found.base + (-1 if newest is None else newest)
             if planned < last:
@@ -385,12 +390,13 @@ class Stream:
             )
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
-        if last >= 0 or moved:
+        if last >= 0 or moved or late:
             # A killed batch may have held what is given away, unless another has read on: it starts after whole batches only.
             mine = (t for t in given if t in self.tables and lake.reader(self.settings, self.catalog.topics[t]) == self.name)
             held = [*topics, *mine]
             done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
-            lost = self.lost(done, earliest)
+            known |= {t: {**known.get(t, start.get(t, {})), **parts} for t, parts in done.items()}
+            lost = self.lost(known, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
             last = max(last, self.ledger.appended(self.name) or 0)
@@ -480,10 +486,14 @@ class Stream:
     def lost(
         self, upto: Mapping[str, Mapping[str, int]], earliest: Mapping[str, Mapping[int, int]]
     ) -> dict[str, dict[str, list[int]]]:
-        """What Kafka has deleted and nobody has read, `{topic: {partition: [from, until]}}`; of partitions that were read."""
+        """What Kafka has deleted and nobody has read, `{topic: {partition: [from, until]}}`; of topics that were read.
+
+        A partition of them that is not in `upto` was added since, and is lost from zero on.
+        """
         gone = {
-            t: {str(p): [upto[t][str(p)], first] for p, first in parts.items() if first > upto.get(t, {}).get(str(p), first)}
+            t: {str(p): [at, first] for p, first in parts.items() if (at := upto[t].get(str(p), 0)) < first}
             for t, parts in earliest.items()
+            if t in upto
         }
         return {t: parts for t, parts in gone.items() if parts}
 
@@ -682,7 +692,8 @@ class Stream:
         )
 
     def offsets_of(self, number: int, generation: lake.Generation | None = None) -> dict[str, dict[str, list[int]]]:
-        """`{topic: {partition: [from, until]}}` of a batch: `from` is the `until` of the batch before."""
+        """`{topic: {partition: [from, until]}}` of a batch: `from` is the `until` of the batch before, zero of what is new: Spark
+        takes it up there or not at all."""
         until = self.checkpoint.offsets(number)
         before = self.checkpoint.offsets(number - 1) if number > 0 else (generation or self.generation).start
         spans = {t: {p: [before.get(t, {}).get(p, 0), u] for p, u in parts.items()} for t, parts in until.items()}

@@ -20,8 +20,8 @@ NOW = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
 EVENT = "name STRING NOT NULL, said_at TIMESTAMP NOT NULL"
 
 
-def declared(topic: str, partitions: int = 2, **changes: Any) -> Catalog:
-    """One topic without an `id`, and its minutes: an event is its partition and offset."""
+def declared(topic: str, partitions: int = 2, beside: str = "", **changes: Any) -> Catalog:
+    """One topic without an `id`, and its minutes: an event is its partition and offset. Another topic may be beside it."""
     text = changes.get("format") == "text"
     schema, moment = ("line STRING NOT NULL", "kafka.timestamp") if text else (EVENT, "said_at")
     events = Topic(topic, None if text else "name", partitions, schema, moment, **changes)
@@ -32,7 +32,8 @@ def declared(topic: str, partitions: int = 2, **changes: Any) -> Catalog:
     def minutes(events: DataFrame) -> DataFrame:
         return events.groupBy(pane(moment, "1 minute").alias("minute")).agg(distinct(position()).alias("seen"))
 
-    return model.catalog([type("talk", (), {"events": events, "minutes": minutes})])
+    more = {"more": Topic(beside, "name", 1, EVENT, "said_at")} if beside else {}
+    return model.catalog([type("talk", (), {"events": events, "minutes": minutes, **more})])
 
 
 class Talk:
@@ -169,6 +170,47 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     stream.until(lambda: local.status(talk.settings)["heartbeat"]["state"] == "running")
     stream.drains()
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
+
+
+def test_topic_that_is_added_is_read_from_the_first_offset_that_kafka_still_holds(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_first", partitions=1)
+    talk.send("a")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a"])
+    stream.drains()
+
+    added = Talk(talk.settings, "talk_added", partitions=1)
+    added.send("gone 1", "gone 2", "c")
+    added.delete({0: 2})
+    talk.send("b")
+    stream = run(talk.settings, talk.arguments | {"beside": added.topic})
+    stream.until(lambda: (talk.names(), added.names()) == (["a", "b"], ["c"]) and talk.whole())
+    added.send("d")
+    stream.until(lambda: added.names() == ["c", "d"] and local.status(talk.settings)["progress"]["lag"] == 0)
+    stream.drains()
+    assert sorted(added.ledger("from_offset, until_offset, records")) == [(2, 3, 1), (3, 4, 1)]
+    assert talk.whole()
+
+
+@pytest.mark.long
+def test_first_records_of_an_added_partition_are_lost_where_kafka_deleted_them_before_they_were_read(
+    house: Homes, run: Any
+) -> None:
+    talk = Talk(house(), "talk_that_grows_late", partitions=1)
+    talk.send("a")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a"])
+    stream.drains()
+
+    kafka.apply(talk.settings, [declared(talk.topic, partitions=2)[talk.topic]])  # type: ignore[list-item]
+    talk.send(*(f"n{n}" for n in range(20)))
+    talk.delete({1: 2})
+    with pytest.raises(speed.SpeedError, match=rf"topic {talk.topic}, partition 1, offsets 0 to 1\. .* --accept-loss"):
+        speed.run(talk.settings, talk.catalog)
+    stream = run(talk.settings, talk.arguments, accept_loss=True)
+    stream.until(lambda: len(talk.names()) == 21 - 2 and talk.whole())
+    stream.drains()
+    assert [r[:3] for r in talk.ledger('"partition", from_offset, until_offset, gap') if r[3]] == [(1, 0, 2)]
 
 
 @pytest.mark.parametrize("events", ["xy", pytest.param("uvwxyz", marks=pytest.mark.long)], ids=["shorter", "longer"])
