@@ -1,4 +1,4 @@
-"""A Spark standalone master and worker: a day is settled by their executor and published, with the answer of local cores."""
+"""A Spark standalone master and worker: the DAG `nightly` has their executor settle a day, with the answer of local cores."""
 
 import json
 import os
@@ -16,9 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from dag_runs import Ended
 from deltalake import DeltaTable
 
-from tidemark import kafka, lake, local, query, settle
+from tidemark import airflow, kafka, lake, local, query, settle
 from tidemark.model import Rollup, View, catalog
 from tidemark.pipelines import CATALOG, traffic
 from tidemark.settings import Settings
@@ -101,7 +102,7 @@ def staged(settings: Settings, run: lake.Run, declared: Rollup | View) -> pa.Tab
 
 
 @pytest.mark.long
-def test_day_settled_on_a_cluster_has_the_answer_of_local_cores_and_is_published(
+def test_night_on_a_cluster_has_the_answer_of_local_cores_and_is_published(
     jars: Path, settings: Settings, master: Master, run: Any
 ) -> None:
     here = settings.model_copy(update={"driver_memory": "900m", "trigger": "200 milliseconds"})
@@ -114,12 +115,13 @@ def test_day_settled_on_a_cluster_has_the_answer_of_local_cores_and_is_published
     stream.until(lambda: sum(r["records"] for r in lake.ledger_rows(here, "main")) == sent.delivered)
     stream.drains()
 
-    runs = []
-    for where in (here, there):
-        process = run(where, {"argv": ["settle", "--day", str(YESTERDAY), "--reason", where.master]}, program=CLI)
-        process.ends(0, 600)
-        runs.append(lake.run_of(here, process.said.split()[-1]))
-    on_cores, on_cluster = runs
+    by_command = run(here, {"argv": ["settle", "--day", str(YESTERDAY), "--reason", "local cores"]}, program=CLI)
+    by_command.ends(0, 600)
+    airflow.command(there, "db", "migrate")
+    night = Ended(there, ("nightly", {"day": str(YESTERDAY)}, "wait"))  # the day is read already
+    assert night.runs[0]["state"] == "success", night.log[-4000:]
+    on_cores, on_cluster = settle.runs(here)
+    assert [on_cores.state, on_cluster.state] == ["staged", "published"]
     until(lambda: master.says("completedapps"), "the master has seen its end")
     ran = [(app["name"], app["cores"], app["state"]) for app in master.says("completedapps")]
     assert ran == [(f"tidemark-{on_cluster.id}", 2, "FINISHED")]
@@ -127,11 +129,9 @@ def test_day_settled_on_a_cluster_has_the_answer_of_local_cores_and_is_published
     for declared in catalog([traffic]).derived:
         ours, theirs = staged(here, on_cores, declared), staged(here, on_cluster, declared)
         assert ours.num_rows > 0 and theirs.equals(ours), declared.name
-    told = [{name: (one["rows"], one["gate"]) for name, one in of.tables.items()} for of in runs]
+    told = [{name: (one["rows"], one["gate"]) for name, one in of.tables.items()} for of in (on_cores, on_cluster)]
     assert told[0] == told[1] and {gate for _, gate in told[0].values()} == {"passed"}
 
-    run(there, {"argv": ["publish", on_cluster.id]}, program=CLI).ends(0)
-    assert [r.state for r in settle.runs(here)] == ["staged", "published"]
     answer = query.query(here, CATALOG, f"SELECT settled, pv, uv FROM site_daily_traffic WHERE day = '{YESTERDAY}'").rows
     [expected] = staged(here, on_cores, CATALOG.views["site_daily_traffic"]).select(["pv", "uv"]).to_pylist()
     assert answer == [(True, expected["pv"], expected["uv"])]
