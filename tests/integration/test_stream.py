@@ -125,6 +125,16 @@ class Sensors:
         [answer] = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("tidemark-main", places)]).values()
         return {place.partition: place.offset for place in answer.result().topic_partitions}
 
+    def move_group(self) -> None:
+        """What anyone may do to the group of a stream that is down: one partition back to its begin, one far ahead."""
+        moved = {0: 0, 1: 1_000_000}
+        kafka.commit_group(self.settings, "tidemark-main", {(self.topic, p): offset for p, offset in moved.items()})
+        assert self.group() == moved
+
+    def told(self) -> bool:
+        """Whether the group has committed everything that was sent."""
+        return self.group() == kafka.offsets(self.settings, [self.topic], "latest")[self.topic]
+
     def refused(self, sentence: str) -> None:
         """A start that is refused, with a sentence that says how to go on."""
         with pytest.raises(speed.SpeedError, match=sentence):
@@ -246,13 +256,15 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
 def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_that_is_away_is_waited_for(
     sensors: Sensors, run, spark: SparkSession, broker: Settings, port: int
 ) -> None:
-    """The port of its metrics is taken all the while."""
+    """The port of its metrics is taken all the while, and its consumer group, which nobody reads back, was moved."""
     shutil.copytree(sensors.checkpoint.path, sensors.settings.home / "older")
     sensors.send(*(reading(n) for n in range(400, 450)))
+    sensors.move_group()
     with socket.create_server(("127.0.0.1", port)):
         stream = run(sensors.settings.model_copy(update={"metrics_port": port}), {"topic": sensors.topic, "mended": True})
         stream.until(lambda: "metrics are not served, the stream runs without" in stream.said)
     stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["set_aside"] == {})
+    stream.until(sensors.told)
     check_everything(sensors, spark)
 
     local.stop(broker, local.BROKER, signal.SIGKILL)
@@ -299,7 +311,10 @@ def test_older_copy_of_the_checkpoint_is_refused(sensors: Sensors, spark: SparkS
 def test_lost_checkpoint_is_refused_until_recovered_and_then_nothing_is_lost_or_doubled(
     sensors: Sensors, run, spark: SparkSession
 ) -> None:
-    """The worst moment: killed between the log and the rollups of a batch, so that only the checkpoint knew of it."""
+    """The worst moment: killed between the log and the rollups of a batch, so that only the checkpoint knew of it.
+
+    The consumer group, which was moved, is not asked instead.
+    """
     sensors.send(*(reading(n) for n in range(500, 520)))
     run(sensors.settings, {"topic": sensors.topic, "mended": True}, failpoint="between").dies()
     last = lake.table(sensors.settings, declared(sensors.topic)[sensors.topic]).appended("main")
@@ -308,8 +323,9 @@ def test_lost_checkpoint_is_refused_until_recovered_and_then_nothing_is_lost_or_
     sensors.send(*(reading(n) for n in range(520, 540)))
     sensors.refused("is lost, but the lake has .* batches of stream main; open a new generation")
 
+    sensors.move_group()
     stream = run(sensors.settings, {"topic": sensors.topic, "mended": True}, recover=True)
-    stream.until(sensors.read)
+    stream.until(lambda: sensors.read() and sensors.told())
     stream.drains()
     check_everything(sensors, spark)
     generations = {(r["generation"], r["seq"] > last) for r in lake.ledger_rows(sensors.settings, "main")}
