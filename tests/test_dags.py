@@ -1,6 +1,7 @@
 """House policy over every DAG, and what Airflow may import when it parses: asked of a process that parses as Airflow does."""
 
 import json
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -275,3 +276,15 @@ def test_a_task_imports_the_platforms_own_files_alone(settings: Settings) -> Non
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1].split() == ["day", "tell", "tidemark"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "taken"),
+    [("", True), ("visits", True), (" visits ,hourly_traffic ", True), (",", False), (" , ", False), ("visits,", False)],
+)
+def test_form_of_a_replay_takes_names_and_no_commas_alone(
+    in_airflow: None, monkeypatch: pytest.MonkeyPatch, tables: str, taken: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
+    form = runpy.run_path(str(airflow.ROOT / "dags" / "reprocess.py"))["reprocess"]().params.get_param("tables")
+    assert form.resolve(tables, suppress_exception=True) == (tables if taken else None)
