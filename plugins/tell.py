@@ -45,10 +45,9 @@ def differences(run: Any) -> None:
 
 async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
     """The deadline of `nightly` has passed. Runs in the triggerer. Days of a backfill wait for each other, and are not late."""
-    run = (context or {}).get("dag_run", {}).get("run_id", "")
-    if run.startswith("backfill__"):
-        return
-    await asyncio.to_thread(tell, "nightly_late", "A night is late", f"run {run}")
+    run = (context or {}).get("dag_run", {})  # as the REST API shows one
+    if run.get("run_type") != "backfill":
+        await asyncio.to_thread(tell, "nightly_late", "A night is late", f"run {run.get('dag_run_id')}")
 
 
 class Alarms:

@@ -316,8 +316,8 @@ def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
 
 
 def test_a_night_past_its_deadline_is_told_and_a_backfill_s_days_are_not_late(plugins, config):
-    for run in ("backfill__2026-11-19", "scheduled-1"):
-        asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"run_id": run}}))
+    for run_type in ("backfill", "scheduled"):
+        asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"dag_run_id": f"{run_type}-1", "run_type": run_type}}))
     assert told(config) == ["nightly_late"] and "scheduled-1" in (config.state / "alerts.jsonl").read_text()
 
 
