@@ -510,6 +510,20 @@ def without(span: Span, held: Sequence[Span]) -> list[Span]:
     return [*found, (at, span[1])] if at < span[1] else found
 
 
+def counted(log_rows: DataFrame, **counts: Column) -> DataFrame:
+    """Counts of a log's records by partition, and how many offsets are `there`: a bit each, of words that are merged.
+
+    A million records take 0.7 CPU-seconds, without it 0.4, and with distinct offsets three: those shuffle every record.
+    """
+    from pyspark.sql import functions as F
+
+    partition, word = F.col("kafka.partition").alias("partition"), F.shiftright("kafka.offset", 6).alias("word")
+    bits = F.bit_or(F.expr("shiftleft(1L, CAST(kafka.offset & 63 AS INT))")).alias("bits")
+    words = log_rows.groupBy(partition, word).agg(bits, *(count.alias(name) for name, count in counts.items()))
+    there = F.sum(F.bit_count("bits")).alias("there")
+    return words.groupBy("partition").agg(there, *(F.sum(name).alias(name) for name in counts))
+
+
 class Settling:
     """One run at work: the tables as of its pins, what it has staged, and what failed on the way."""
 
@@ -697,10 +711,10 @@ class Settling:
         told = {r["partition"]: r for r in sums.toArrow().to_pylist()}
         self.refuse_untold(topic, told)
         inside = {str(p): (r["low"], r["until"]) for p, r in told.items() if r["low"] is not None}
-        counts = fold.within_offsets(log_rows, inside).groupBy("kafka.partition").agg(F.count("*").alias("held"))
-        held = {r["partition"]: r["held"] for r in counts.toArrow().to_pylist()}
+        counts = counted(fold.within_offsets(log_rows, inside), held=F.count("*"))
+        held = {r["partition"]: (r["held"], r["there"]) for r in counts.toArrow().to_pylist()}
         for partition, r in sorted(told.items()):
-            if r["low"] is None or held.get(partition, 0) == r["records"]:
+            if r["low"] is None or held.get(partition, (0, 0)) == (r["records"], r["records"]):
                 continue
             lacks = (
                 f"topic {topic.name}, partition {partition}: the log lacks records of which the ledger has {r['records']}: "
@@ -762,14 +776,16 @@ class Settling:
         # Each record after its batch, in order.
         order = Window.orderBy("at", F.col("batch").isNull())
         both = mine.unionByName(batches, allowMissingColumns=True).select(
-            F.col("batch").isNull().alias("record"), F.last("batch", ignorenulls=True).over(order).alias("batch")
+            F.when(F.col("batch").isNull(), F.col("at")).alias("at"), F.last("batch", ignorenulls=True).over(order).alias("batch")
         )
-        counted = both.groupBy("batch").agg(F.count_if("record").alias("held")).where("held != batch.records")
-        r = counted.select("batch.*", "held").orderBy("from_offset").first()
+        held = both.groupBy("batch").agg(F.count("at").alias("held"), F.count_distinct("at").alias("there"))
+        wrong = held.where("held != batch.records OR there != batch.records")
+        r = wrong.select("batch.*", "held", "there").orderBy("from_offset").first()
         assert r is not None
-        if r["gaps"] or r["held"] > r["records"]:
+        if r["gaps"] or r["there"] == r["records"]:
             span = f"offsets {r['from_offset']} to {r['until_offset'] - 1}"
-            return f"of {span} it has {r['held']}, the ledger {r['records']}"
+            has = r["held"] if r["there"] == r["records"] else r["there"]
+            return f"of {span} it has {has}, the ledger {r['records']}"
         # What follows each offset, the end of the batch included: the first hole is the range.
         inside = mine.where((F.col("at") >= r["from_offset"]) & (F.col("at") < r["until_offset"]))
         ends = inside.union(self.spark.range(1).select(F.lit(r["until_offset"]).alias("at")))
@@ -967,20 +983,20 @@ class Settling:
 
     def offsets(self, topics: Sequence[Topic], days: Sequence[date], spans: Sequence[Span]) -> dict[str, DataFrame]:
         """Of each topic, by partition: `offsets` that the ledger has of the batches with the days' records, gaps that it
-        explains left out, and the `accepted` and `rejected` records that the log has of them.
+        explains left out, and the `accepted` and `rejected` records that the log has of them. One that it has twice counts as
+        none, or it would stand for one that is lost.
 
         The ledger's part is a few numbers of each batch, for which DuckDB needs no plan of Spark's for each topic.
         """
         import pyarrow as pa
         from pyspark.sql import functions as F
 
-        def by_partition(topic: Topic, rows: DataFrame, *columns: Column) -> DataFrame:
-            grouped = rows.groupBy(F.lit(topic.name).alias("topic"), F.col("kafka.partition").alias("partition"))
-            return grouped.agg(*columns)
+        def ends(topic: Topic) -> DataFrame:
+            place = (F.lit(topic.name).alias("topic"), F.col("kafka.partition").alias("partition"))
+            offset = F.col("kafka.offset")
+            return self.log_of(topic, days).groupBy(*place).agg(F.min(offset).alias("low"), F.max(offset).alias("high"))
 
-        offset, reject = F.col("kafka.offset"), F.col("reject")
-        bounds = (F.min(offset).alias("low"), F.max(offset).alias("high"))
-        seen = fold.union([by_partition(t, self.log_of(t, days), *bounds) for t in topics]).toArrow()
+        seen = fold.union([ends(t) for t in topics]).toArrow()
         read_in = [{"topic": t.name, "since": since, "until": until} for t in topics for since, until in spans]
         with query.connect(self.settings, self.catalog, ["ledger"]) as db:
             db.register("seen", seen)
@@ -988,21 +1004,22 @@ class Settling:
             pins = self.run.pins.values()
             db.register("pins", pa.table({"stream": [p.stream for p in pins], "seq": [p.seq for p in pins]}))
             told = db.sql(TOLD).to_arrow_table().to_pylist()
-        held = []
+        held, reject = [], F.col("reject")
         for topic in topics:
             found = [r for r in told if r["topic"] == topic.name]
             table = self.outer[topic.name]
             files = list({f.path: f for r in found for f in table.files_of(r["lo"], r["hi"], r["stream"])}.values())
             whole = self.staged(topic) if topic.name in self.from_kafka else lake.read(self.spark, table, files=files)
             mine = fold.within_offsets(whole, {str(r["partition"]): (r["first"], r["last"]) for r in found})
-            counts = (F.count_if(reject.isNull()).alias("accepted"), F.count_if(reject.isNotNull()).alias("rejected"))
-            held.append(by_partition(topic, mine, *counts))
-        counted = {(r["topic"], r["partition"]): r for r in fold.union(held).toArrow().to_pylist()}
+            counts = counted(mine, accepted=F.count_if(reject.isNull()), rejected=F.count_if(reject.isNotNull()))
+            held.append(counts.withColumn("topic", F.lit(topic.name)))
+        logged = {(r["topic"], r["partition"]): r for r in fold.union(held).toArrow().to_pylist()}
         rows: dict[str, list[dict[str, Any]]] = {topic.name: [] for topic in topics}
         for (name, partition), of_one in groupby(told, key=lambda r: (r["topic"], r["partition"])):
-            has = counted.get((name, partition), {"accepted": 0, "rejected": 0})
-            sums = {"offsets": sum(r["offsets"] for r in of_one), "accepted": has["accepted"], "rejected": has["rejected"]}
-            rows[name].append({"partition": partition, **sums})
+            has = logged.get((name, partition), {"accepted": 0, "rejected": 0, "there": 0})
+            twice = has["accepted"] + has["rejected"] - has["there"]
+            sums = {"offsets": sum(r["offsets"] for r in of_one), "accepted": has["accepted"] - 2 * twice}
+            rows[name].append({"partition": partition, "rejected": has["rejected"], **sums})
         schema = pa.schema([("partition", pa.int32()), *((c, pa.int64()) for c in ("offsets", "accepted", "rejected"))])
         return {name: self.spark.createDataFrame(pa.Table.from_pylist(mine, schema)) for name, mine in rows.items()}
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -311,6 +311,7 @@ TILL_TEN, TILL_TWENTY, IN_THREE = (0, 0, 10, 0), (0, 10, 20, 0), [(0, 0, 10, 0),
 GAPS, KEPT = {"transactional": True}, {"keep": "30 days", "accept_late": "1 day"}
 SCHEMA = "id STRING NOT NULL, sold_at TIMESTAMP NOT NULL"
 LOG = pa.struct([("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
+RECORDS = {"kafka": LOG, "day": pa.date32(), "reject": pa.string()}
 
 
 def settling(
@@ -320,13 +321,14 @@ def settling(
     lacks: set[int],
     pin: dict[int, int],
     start: dict[int, int] | None = None,
+    twice: Collection[int] = (),
     **more: Any,
 ) -> tuple[settle.Settling, Topic, list[str]]:
-    """A replay of a topic of whose records the log lacks some: what is at work, its topic, and what it says."""
+    """A replay of a topic of whose records the log lacks some and has some twice: what is at work, its topic, what it says."""
     topic = Topic("made", "id", 2, SCHEMA, "sold_at", **more)
     ledger, log, said = lake.ledger(settings), lake.table(settings, topic), list[str]()
     ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
-    log.create(fold.schema_of(spark.createDataFrame(pa.table({"kafka": pa.array([], LOG), "day": pa.array([], pa.date32())}))))
+    log.create(fold.schema_of(spark.createDataFrame(pa.schema(RECORDS).empty_table())))
     common = {"stream": "main", "topic": "made", "generation": 1, "rejects": 0, "tombstones": 0, "day": TODAY}
     rows = [
         {**common, "partition": p, "seq": seq, "from_offset": a, "until_offset": b, "records": b - a - gaps, "gaps": gaps}
@@ -334,10 +336,10 @@ def settling(
     ]
     whole = pa.Table.from_pylist(rows, pa.schema(ledger.delta().schema()))
     lake.append(ledger, lake.Batch("main", 0, len(rows)), lake.write_arrow(ledger, "live/main-0-9-a", whole))
-    held = [(p, n) for p, a, b, _ in batches for n in range(a, b) if n not in lacks]
+    held = [(p, n) for p, a, b, _ in batches for n in range(a, b) if n not in lacks for _ in range(1 + (n in twice))]
     days = [TODAY - timedelta(days=40 if n < 10 else 10 if n < 15 else 5) for _, n in held]
     places = [{"partition": p, "offset": n, "timestamp": at(day, 12)} for (p, n), day in zip(held, days, strict=True)]
-    records = pa.table({"kafka": pa.array(places, LOG), "day": pa.array(days, pa.date32())})
+    records = pa.table([places, days, [None] * len(held)], pa.schema(RECORDS))
     lake.append(log, lake.Batch("main", 0, len(rows)), lake.write_arrow(log, "live/main-0-9-a", records))
     read = {topic.name: {str(p): until for p, until in pin.items()}}
     begun = {topic.name: {str(p): first for p, first in (start or {}).items()}}
@@ -378,6 +380,32 @@ def test_offset_that_is_missing_is_a_refusal_that_names_topic_partition_and_rang
     work, topic, _ = settling(settings, spark, batches, lacks, pin, **more)
     with pytest.raises(settle.SettleError, match=f"^topic made, partition {sentence}.*tidemark replay --source kafka"):
         work.complete(topic)
+
+
+@pytest.mark.parametrize(
+    ("more", "first", "lacks", "twice", "hole"),
+    [
+        ({}, TILL_TEN, {12}, {13}, "offsets 12 to 12 are not there"),
+        ({}, TILL_TEN, {3}, {13}, "offsets 3 to 3 are not there"),
+        (GAPS, (0, 0, 10, 2), {3, 4, 5}, {6}, "of offsets 0 to 9 it has 7, the ledger 8"),
+        ({}, TILL_TEN, set(), {13}, "of offsets 10 to 19 it has 11, the ledger 10"),
+    ],
+)
+def test_record_that_the_log_has_twice_does_not_stand_for_one_that_is_lost(
+    settings: Settings,
+    spark: SparkSession,
+    more: dict[str, Any],
+    first: tuple[int, int, int, int],
+    lacks: set[int],
+    twice: set[int],
+    hole: str,
+) -> None:
+    work, topic, _ = settling(settings, spark, [first, TILL_TWENTY], lacks, {0: 20}, twice=twice, **more)
+    with pytest.raises(settle.SettleError, match=f"^topic made, partition 0: .*: {hole}"):
+        work.complete(topic)
+    days = [TODAY - timedelta(days=n) for n in (40, 10, 5)]
+    [checked] = work.offsets([topic], days, [settle.period(settings, *days[::2])])["made"].collect()
+    assert checked["accepted"] + checked["rejected"] != checked["offsets"] == 20 - 2 * bool(more)
 
 
 GONE = "topic made, partition {}: offsets 0 to {} are in no table; Kafka had deleted them before a stream first read the topic"
