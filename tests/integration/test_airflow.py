@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,20 @@ class House:
         said = self.http.post("/api/v2/backfills", json=body)
         assert said.is_success or "Database is locked" in said.text, said.text
         return said.json()["id"] if said.is_success else None
+
+    def backfill_by_command(self, *argv: str) -> bool:
+        """Whether Airflow's own command made the backfill; it says of a lock what the API does."""
+        try:
+            airflow.command(self.settings, "backfill", "create", "--dag-id", "nightly", *argv)
+        except airflow.AirflowFailed as refused:
+            assert "database is locked" in str(refused)
+            return False
+        return True
+
+    def backfilled(self) -> list[tuple[str, str]]:
+        """Day and state of each run of a backfill, as they began."""
+        runs = self.get("dags/nightly/dagRuns", run_type="backfill", limit=100, order_by="start_date")["dag_runs"]
+        return [(r["data_interval_start"][:10], r["state"]) for r in runs]
 
     def trigger(self, dag: str, **conf: Any) -> str:
         return self.post(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf}).json()["dag_run_id"]
@@ -274,19 +288,49 @@ def test_failing_gate_holds_back_its_own_table_and_the_run_is_red(house: House) 
     assert lake.run_of(house.settings, known.id).tables["site_hourly_traffic"]["forced"]["reason"] == "a partial first day"
 
 
-def test_backfill_settles_three_days_in_order_each_once_and_lets_tonight_go_first(house: House) -> None:
+def test_backfill_is_paused_cancelled_and_asked_again_for_the_days_that_lack(house: House) -> None:
+    """Three days in order, each once and behind tonight: one before the pause, one before the end, one of the second backfill."""
     before = {run.id for run in lake.runs(house.settings)}
-    first, last = (datetime.combine(d, datetime.min.time(), UTC).isoformat() for d in (DAYS[0], DAYS[-1]))
-    body = {"dag_id": "nightly", "from_date": first, "to_date": last, "max_active_runs": 1, "reprocess_behavior": "none"}
-    backfill = house.until(lambda: house.backfill(body))
-    house.until(lambda: house.get(f"backfills/{backfill}")["completed_at"], 1800)
-    runs = [
-        r for r in house.get("dags/nightly/dagRuns", limit=100, order_by="start_date")["dag_runs"] if r["run_type"] == "backfill"
-    ]
-    assert [(r["data_interval_start"][:10], r["state"]) for r in runs] == [(str(d), "success") for d in DAYS]
+    first, second, third = map(str, DAYS)
+
+    def states(*wanted: str) -> bool:
+        return sorted(house.backfilled()) == [(first, wanted[0]), (second, wanted[1]), (third, wanted[2])]
+
+    def change(verb: str) -> bool:
+        return house.http.put(f"/api/v2/backfills/{backfill}/{verb}").is_success
+
+    def settled() -> list[list[str]]:
+        return [run.days for run in lake.runs(house.settings) if run.id not in before]
+
+    def scheduler_has_looked() -> None:
+        assert house.ended("control", house.trigger("control", action="start", reason="it runs already")) == "success"
+
+    house.until(lambda: house.backfill_by_command("--from-date", first, "--to-date", third, "--max-active-runs", "1"))
+    backfill = house.get("backfills", dag_id="nightly", order_by="-id")["backfills"][0]["id"]
+    house.until(lambda: states("running", "queued", "queued"))
+    house.until(lambda: change("pause"))
+    house.until(lambda: states("success", "queued", "queued"), 600)
+    scheduler_has_looked()
+    assert states("success", "queued", "queued")
+
+    house.until(lambda: change("unpause"))
+    house.until(lambda: states("success", "running", "queued"))
+    house.until(lambda: change("cancel"))
+    assert house.get(f"backfills/{backfill}")["completed_at"]
+    house.until(lambda: states("success", "success", "failed"), 600)
+    scheduler_has_looked()
+    assert states("success", "success", "failed")
+    assert settled() == [[first], [second]] and house.settled("site_daily_traffic", DAYS[2]) == 0
+
+    from_first, to_third = (datetime.combine(d, datetime.min.time(), UTC).isoformat() for d in (DAYS[0], DAYS[2]))
+    body = {"dag_id": "nightly", "from_date": from_first, "to_date": to_third, "max_active_runs": 1}
+    again = house.until(lambda: house.backfill(body | {"reprocess_behavior": "failed"}))
+    house.until(lambda: house.get(f"backfills/{again}")["completed_at"], 600)
+    assert house.backfilled() == [(first, "success"), (second, "success"), (third, "success")]
     assert [house.settled("site_daily_traffic", d) for d in DAYS] == [1, 1, 1]
     # Each Spark application notes one run; of the tasks that wait for the pool the heaviest goes first.
-    assert [run.days for run in lake.runs(house.settings) if run.id not in before] == [[str(d)] for d in DAYS]
+    assert settled() == [[first], [second], [third]]
+    runs = house.get("dags/nightly/dagRuns", run_type="backfill", limit=100)["dag_runs"]
     assert {house.tasks("nightly", r["dag_run_id"])["settle"]["priority_weight"] for r in runs} == {1}
 
 
@@ -297,6 +341,7 @@ def test_backfill_settles_three_days_in_order_each_once_and_lets_tonight_go_firs
         ("nightly", {"day": "yesterday"}, "yesterday"),
         ("reprocess", {"reason": "x"}, "x"),
         ("reprocess", {"source": "tape", "reason": "why not"}, "tape"),
+        ("reprocess", {"tables": ",", "reason": "why not"}, "does not match"),
         ("control", {"action": "explode", "reason": "why not"}, "explode"),
         ("rollback", {"run": "some-run"}, "reason"),
     ],
@@ -325,6 +370,41 @@ def test_day_in_the_future_is_refused_with_a_sentence(house: House) -> None:
     run = house.trigger("nightly", day=str(TODAY + timedelta(days=3)))
     assert house.ended("nightly", run) == "failed"
     assert "is not over in UTC; the last day that can be settled is" in house.log("nightly", run, "wait")
+
+
+def test_night_past_its_deadline_is_told_of_while_it_runs(house: House) -> None:
+    """One that fails after half a minute, since it tries twice to wait for a day that is not over."""
+
+    def known(seconds: float) -> bool:
+        alerts = house.http.get("/ui/dags/nightly/deadlineAlerts").raise_for_status().json()["deadline_alerts"]
+        return [alert["interval"] for alert in alerts] == [seconds]
+
+    def told(run: str) -> bool:
+        alerts = house.settings.state / "alerts.jsonl"
+        lines = map(json.loads, alerts.read_text().splitlines() if alerts.exists() else [])
+        return [line["text"] for line in lines if line["what"] == "nightly_late"] == [f"run {run}"]
+
+    assert known(8 * 3600)
+    promised = "(duration(SETTINGS.nightly_patience) + timedelta(hours=2)).total_seconds()"
+    with changed(house.root / "dags" / "nightly.py", promised, "5.0"):
+        house.until(lambda: known(5))
+        run = house.trigger("nightly", day=str(TODAY + timedelta(days=3)))
+        house.until(lambda: told(run))
+        assert house.get(f"dags/nightly/dagRuns/{run}")["state"] == "running"
+    house.until(lambda: known(8 * 3600))
+    assert house.ended("nightly", run) == "failed"
+
+
+@contextmanager
+def changed(file: Path, before: str, after: str) -> Iterator[None]:
+    """A file of the copied checkout, meanwhile otherwise."""
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, after))
+    try:
+        yield
+    finally:
+        file.write_text(text)
 
 
 def test_reprocess_is_compared_and_dropped_or_published_by_a_person(house: House) -> None:
@@ -424,9 +504,32 @@ def test_drained_stream_stays_stopped_until_it_is_started(house: House) -> None:
 
 
 def test_stream_whose_watcher_is_cleared_drains_and_begins_again(house: House) -> None:
+    clear_the_watcher(house, ["watch", 0])
+    assert len(house.streams()) == 1
+
+
+def clear_the_watcher(house: House, task: Any) -> None:
+    """Clear it, of one stream or of all, and wait until stream main has begun again."""
     watching, pid = house.until(house.watching), house.pid()
-    cleared = {"dry_run": False, "only_failed": False, "dag_run_id": watching["dag_run_id"], "task_ids": [["watch", 0]]}
+    cleared = {"dry_run": False, "only_failed": False, "dag_run_id": watching["dag_run_id"], "task_ids": [task]}
     house.post("dags/speed_layer/clearTaskInstances", cleared)
     house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
     house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
-    assert len(house.streams()) == 1
+
+
+def test_window_that_ends_hands_the_same_stream_to_the_next_run_within_seconds(house: House) -> None:
+    with changed(house.root / "dags" / "speed_layer.py", "Settings().watch_window", '"45 seconds"'):
+        clear_the_watcher(house, "watch")
+        pid, before, seen = house.pid(), house.until(house.watching), set[int]()
+
+        def next_one() -> dict[str, Any] | None:
+            seen.update(one.pid for one in house.streams())
+            return (now := house.watching()) and now["dag_run_id"] != before["dag_run_id"] and now
+
+        after = house.until(next_one)
+    assert house.get(f"dags/speed_layer/dagRuns/{before['dag_run_id']}")["state"] == "success"
+    adopted = house.log("speed_layer", after["dag_run_id"], "watch", mapped=after["map_index"])
+    assert f"adopted stream main, pid {pid}" in adopted and (seen, house.pid()) == ({pid}, pid)
+    ended = house.tasks("speed_layer", before["dag_run_id"])["watch[main]"]["end_date"]
+    unwatched = datetime.fromisoformat(after["start_date"]) - datetime.fromisoformat(ended)
+    assert unwatched < timedelta(seconds=30)
