@@ -376,7 +376,8 @@ class Stream:
                     f"{last}: an old copy, or files are lost; {repair}"
                 )
             self.plan_again(found)
-            lost = self.lost(self.read_upto(found), earliest)
+            known = self.read_upto(found)  # less, where the newest batch is read again
+            lost = self.lost(known, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
             if not lost:
