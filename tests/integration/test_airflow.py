@@ -161,6 +161,11 @@ class House:
     def pid(self) -> int:
         return local.status(self.settings)["heartbeat"]["pid"]
 
+    def begun_again(self, pid: int) -> None:
+        """Wait until stream main runs in another process."""
+        self.until(lambda: local.beats(self.settings, "main") and self.pid() != pid)
+        self.until(lambda: local.status(self.settings)["heartbeat"]["state"] == "running")
+
 
 @pytest.fixture(scope="module")
 def house(jars: Path, fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
@@ -224,8 +229,7 @@ def test_kill_of_all_of_airflow_leaves_the_stream_and_its_watcher_goes_on(house:
 def test_killed_stream_is_started_again_and_there_is_never_a_second(house: House) -> None:
     pid = house.pid()
     os.kill(pid, signal.SIGKILL)
-    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
-    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+    house.begun_again(pid)
     assert len(house.streams()) == 1
 
 
@@ -398,13 +402,19 @@ def test_night_past_its_deadline_is_told_of_while_it_runs(house: House) -> None:
 @contextmanager
 def changed(file: Path, before: str, after: str) -> Iterator[None]:
     """A file of the copied checkout, meanwhile otherwise."""
-    text = file.read_text()
-    assert text.count(before) == 1
-    file.write_text(text.replace(before, after))
+    text = edit(file, before, after)
     try:
         yield
     finally:
         file.write_text(text)
+
+
+def edit(file: Path, before: str, after: str) -> str:
+    """Change a file at its one place; what it held."""
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, after))
+    return text
 
 
 def test_reprocess_is_compared_and_dropped_or_published_by_a_person(house: House) -> None:
@@ -475,13 +485,10 @@ def test_a_mistake_is_mended_and_taken_back_all_through_airflow(house: House) ->
 
 def ship(house: House, before: str, after: str) -> None:
     """Change the copied checkout's pipeline, and have the stream begin again on it."""
-    file, pid = house.root / "include" / "tidemark" / "pipelines" / "traffic.py", house.pid()
-    text = file.read_text()
-    assert text.count(before) == 1
-    file.write_text(text.replace(before, after))
+    pid = house.pid()
+    edit(house.root / "include" / "tidemark" / "pipelines" / "traffic.py", before, after)
     assert house.ended("control", house.trigger("control", action="restart", reason="new code")) == "success"
-    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
-    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+    house.begun_again(pid)
 
 
 def reprocessed(house: House, reason: str) -> str:
@@ -513,8 +520,7 @@ def clear_the_watcher(house: House, task: Any) -> None:
     watching, pid = house.until(house.watching), house.pid()
     cleared = {"dry_run": False, "only_failed": False, "dag_run_id": watching["dag_run_id"], "task_ids": [task]}
     house.post("dags/speed_layer/clearTaskInstances", cleared)
-    house.until(lambda: local.beats(house.settings, "main") and house.pid() != pid)
-    house.until(lambda: local.status(house.settings)["heartbeat"]["state"] == "running")
+    house.begun_again(pid)
 
 
 def test_window_that_ends_hands_the_same_stream_to_the_next_run_within_seconds(house: House) -> None:
