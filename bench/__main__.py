@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import append, batch, buyers, every, growth, live, long, night, nightly, plain, publication, replay, series
+from bench.charge import InCharge
 from bench.measure import Figure, machine, stamp
 from bench.peers.engines import ENGINES
 from bench.world import World
@@ -20,6 +21,7 @@ NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
 OWN = ("buyers", "every", "growth", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
+WORLDS = {"nightly": InCharge}
 ALSO = {"micro_batch": "append", "settled_series": "series"}
 
 
@@ -47,7 +49,7 @@ def bench(
     for names in ([n for n in NAMES if n in chosen], *([n] for n in OWN if n in chosen)):
         if not names:
             continue
-        with World(seed) as world:
+        with WORLDS.get(names[0], World)(seed) as world:
             for name in names:
                 run = stamp(f"python -m bench --only {name}" + " --quick" * quick, seed)
                 figures = measured(world, name, quick, rate, seconds, history)
@@ -105,6 +107,7 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
                 rounds=1 if quick else 3,
             )
         case "nightly":
+            assert isinstance(world, InCharge)
             return nightly.measure(world, 50_000 if quick else 1_000_000, rounds=1 if quick else 3)
         case "replay":
             return replay.measure(world, 100_000 if quick else 1_800_000, rate, calm=30 if quick else 60)

@@ -42,10 +42,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.brokers import NODES, ThreeBrokers, name_of
+from bench.charge import REPLAYING, SETTLING, InCharge
 from bench.disks import SmallDisks
 from bench.measure import apart, stamp
 from bench.world import STREAM, World, until
-from tidemark import kafka, lake, local, notifier, notify, query, session, settle
+from tidemark import airflow, kafka, lake, local, notifier, notify, query, session, settle
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import PAGE_VIEWS, hourly_traffic, page_quarters
 
@@ -57,10 +58,11 @@ POINTS = {
     "stream_killed_at_a_point": ("offsets", "files", "files:2", "commit", "commit:2", "commit:3", "between", "done"),
     "settling_killed": ("", "chunk", "chunk:2", "staged", "published", "rolled back"),
     "replay_killed": ("", "chunk", "chunk:3", "staged", "published"),
+    "airflow_killed": (*airflow.COMPONENTS, ""),
 }
 """Where each of these dies, one point a round, in an order that is drawn. Of a batch: planned, a table's files written, a table
 committed, all of it done and the checkpoint not. Of a run: at a random moment, a table staged, all of them, the first table
-published, or taken back."""
+published, or taken back. Of Airflow: each of its processes, or all."""
 REPAIR = re.compile(r"tidemark (speed --stream \w+ --\w[\w-]*)")
 COUNTED = "count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv"
 ROLLED = ("--only", page_quarters.name)
@@ -126,6 +128,8 @@ class Drill:
         self.starts_stream()
         until(lambda: self.world.unread() == 0, 300)
         self.settles_both()
+        if isinstance(self.world, InCharge):
+            self.world.takes_charge()
 
     def forgets(self) -> None:
         self.said, self.torn, self.unanswered, self.point = "", 0, 0, ""
@@ -475,6 +479,49 @@ class Drill:
             self.kill(process)
         return at
 
+    # ---- faults while Airflow is in charge
+
+    def airflow_killed(self) -> float:
+        """One of Airflow's processes with what it has started, or all: the stream runs on, and is watched again."""
+        self.point, pid = next(self.turns["airflow_killed"]), self.stream_pid()
+        at = self.kills(*([self.point] if self.point else airflow.COMPONENTS), start=False)
+        time.sleep(self.random.uniform(0, 10))
+        self.charge.bring_up()
+        until(self.charge.watched, 120)
+        assert self.stream_pid() == pid, "another stream runs"
+        return at
+
+    def nightly_killed(self) -> float:
+        """The Spark application of a night, at a random moment: Airflow begins it again, and each table is published."""
+        return self.killed_application("nightly", SETTLING, day=str(self.day))
+
+    def reprocess_killed(self) -> float:
+        """The Spark application of a replay that publishes by itself, at a random moment: it goes on after its last part."""
+        form = {"tables": page_quarters.name, "promote": "automatically", "largest": 1_000_000, "reason": "drill"}
+        return self.killed_application("reprocess", REPLAYING, **form)
+
+    def killed_application(self, dag: str, named: str, **conf: Any) -> float:
+        run = self.charge.triggered(dag, **conf)
+        self.charge.begun(named)
+        time.sleep(self.random.uniform(0, 30))
+        running, at = [*self.charge.applications(named)], time.time()
+        assert running, f"the application of {dag} was over before it was killed"
+        for one in running:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.charge.succeeds(run)
+        return at
+
+    def stream_pid(self) -> int:
+        stream = local.running(self.settings, STREAM)
+        assert stream is not None
+        return stream.pid
+
+    @property
+    def charge(self) -> InCharge:
+        assert isinstance(self.world, InCharge)
+        return self.world
+
     # ---- faults of small disks: nothing more can be written for a third of a minute
 
     def tables_full(self) -> float:
@@ -808,8 +855,10 @@ FAULTS = (
     "notifier_killed",
 )
 OF_THREE = ("leader_killed", "two_brokers_killed", "brokers_slow", "brokers_half_open", "connections_cut")
+OF_AIRFLOW = ("airflow_killed", "nightly_killed", "reprocess_killed")
 OF_DISKS = ("tables_full", "checkpoint_full", "broker_full", "state_full")
-EVERY = (*FAULTS, *OF_THREE, *OF_DISKS)
+WORLDS = ((World, FAULTS), (ThreeBrokers, OF_THREE), (InCharge, OF_AIRFLOW), (SmallDisks, OF_DISKS))
+EVERY = tuple(name for _, faults in WORLDS for name in faults)
 
 
 def drill(
@@ -833,7 +882,7 @@ def drill(
     command = f"python -m bench.drill --only {only}" if only else "make drill" + " LONG=1" * long
     run = stamp(command, seed) | {"drills": []}
     out.parent.mkdir(parents=True, exist_ok=True)
-    for kind, faults in ((World, FAULTS), (ThreeBrokers, OF_THREE), (SmallDisks, OF_DISKS)):
+    for kind, faults in WORLDS:
         drawn = [name for name in names for _ in range(rounds) if name in faults]
         random.shuffle(drawn)
         if drawn and kind is SmallDisks and os.geteuid():
