@@ -152,7 +152,9 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
 
 
 @pytest.mark.parametrize(
-    ("failed", "stands"), [(None, "published"), ("site_hourly_traffic", "published in part")], ids=["green", "red"]
+    ("failed", "stands"),
+    [pytest.param(None, "published", marks=pytest.mark.long), ("site_hourly_traffic", "published in part")],
+    ids=["green", "red"],
 )
 def test_the_report_is_of_the_night_s_day_whether_its_gates_held_or_not(
     night: Callable[..., Night], failed: str | None, stands: str
@@ -167,11 +169,13 @@ def test_the_report_is_of_the_night_s_day_whether_its_gates_held_or_not(
     assert [one["title"] for one in told(mine.settings) if one["what"] == "report"] == [f"Report of {DAY}"]
 
 
+@pytest.mark.long
 def test_a_report_that_no_night_has_begun_is_of_yesterday(settings: Settings) -> None:
     ended = Ended(settings, ("nightly_report", {}, ""))
     assert [Path(path).stem for path in ended.runs[0]["gave"]["report"]] == [str(settle.yesterday(settings))], ended.log[-4000:]
 
 
+@pytest.mark.long
 def test_the_newest_night_settles_at_most_thirty_one_days_again_and_another_night_none(settings: Settings) -> None:
     newest = settle.yesterday(settings)
     before = [newest - timedelta(days=n) for n in range(40, 0, -1)]
@@ -197,10 +201,10 @@ FORM = {"reason": "the mistake"}
 @pytest.mark.parametrize(
     ("promote", "largest", "failed", "who"),
     [
-        ("automatically", 6, None, "itself"),
+        pytest.param("automatically", 6, None, "itself", marks=pytest.mark.long),
         ("automatically", 5, None, "a person"),
-        ("automatically", 6, "site_hourly_traffic", "a person"),
-        ("by a person", 6, None, "a person"),
+        pytest.param("automatically", 6, "site_hourly_traffic", "a person", marks=pytest.mark.long),
+        pytest.param("by a person", 6, None, "a person", marks=pytest.mark.long),
     ],
     ids=["as many", "one more", "a gate failed", "never by itself"],
 )
@@ -219,6 +223,7 @@ def test_a_replay_goes_by_itself_where_no_more_rows_change_go_or_come_than_may_a
     assert tasks["approve"] == {"itself": "skipped", "a person": "success"}[who]
 
 
+@pytest.mark.long
 def test_what_a_person_is_asked_has_the_gates_that_failed_before_the_rows_that_differ(settings: Settings) -> None:
     run = recorded(settings, REPLAY, "replay", "site_hourly_traffic")
     sample = {"what": "changed", "run": {"pv": 8}, "published": {"pv": 7}}
@@ -239,6 +244,7 @@ def test_what_a_person_is_asked_has_the_gates_that_failed_before_the_rows_that_d
         assert line in asked
 
 
+@pytest.mark.long
 def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(settings: Settings) -> None:
     run = recorded(settings, REPLAY, "replay", "site_hourly_traffic")
     compare.keep(settings, run, [])
@@ -250,6 +256,7 @@ def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(setti
     assert [(one["what"], one["title"]) for one in told(settings)] == [("run_failed", "reprocess: publish failed")]
 
 
+@pytest.mark.long
 def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Settings) -> None:
     today = datetime.now(UTC).date()
     forms = [FORM | {"tables": "visits, no_such"}, FORM | {"first": str(today)}]
@@ -260,6 +267,7 @@ def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Set
     assert told(settings) == []
 
 
+@pytest.mark.long
 def test_a_plan_says_how_much_there_is_to_replay_and_names_the_run(settings: Settings) -> None:
     log(settings, "live/main-0-0-aa", [DAY - timedelta(days=1), DAY])
     ended = Ended(settings, ("reprocess", FORM | {"tables": "hourly_traffic"}, "(?!plan).*"))

@@ -138,6 +138,7 @@ def test_new_row_is_announced_once_beside_an_answer_that_fails(shop: Callable[..
     stream.drains()
 
 
+@pytest.mark.long
 def test_what_happened_while_the_stream_was_away_for_longer_than_a_view_looks_back_is_there_and_announced(
     shop: Callable[..., Shop], run: Any
 ) -> None:
@@ -177,6 +178,7 @@ def test_killed_between_saying_and_committing_it_says_the_same_again(shop: Calla
     assert len({m["id"] for m in one.announced()}) == nth
 
 
+@pytest.mark.long
 def test_settling_publishing_rolling_back_and_replaying_say_nothing(
     shop: Callable[..., Shop], run: Any, spark: SparkSession
 ) -> None:

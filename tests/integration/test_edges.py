@@ -119,6 +119,7 @@ def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_ou
     assert why == "transaction markers and aborted records"
 
 
+@pytest.mark.long
 def test_undeclared_transactions_stop_the_stream_with_the_word_to_write(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_undeclared", partitions=1)
     transact(transactional(talk), talk, "a", kept=True)
@@ -172,6 +173,7 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
 
 
+@pytest.mark.long
 def test_topic_that_is_added_is_read_from_the_first_offset_that_kafka_still_holds(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_first", partitions=1)
     talk.send("a")
@@ -242,6 +244,7 @@ def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run
     assert stream.said.splitlines()[-1].endswith(f"Kafka has no topic {talk.topic}; create it with `tidemark topics apply`")
 
 
+@pytest.mark.long
 def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_in_lines", format="text")
     lines = [b"to be", b"", b"or not", b"to be", b'{"not": "parsed"}', "être".encode(), b"\xff\xfe"]

@@ -327,6 +327,7 @@ def test_letter_that_nobody_knows_is_a_sentence(words: list[str], sentence: str,
 # ------------------------------------------------------------------------------------------------------ Kafka is away
 
 
+@pytest.mark.long
 def test_alarm_is_said_while_kafka_is_away_and_not_again_when_it_is_back(
     settings: Settings, jars: Path, world: Platforms, start
 ) -> None:

@@ -201,7 +201,7 @@ def test_a_mistake_is_mended_by_a_replay_beside_the_running_stream(shops: Shops,
 
 
 @pytest.mark.parametrize(
-    "moment", ["chunk:11", *(pytest.param(m, marks=pytest.mark.long) for m in ("chunk:2", "chunk:7", "staged"))]
+    "moment", [pytest.param(m, marks=pytest.mark.long) for m in ("chunk:11", "chunk:2", "chunk:7")] + ["staged"]
 )
 def test_killed_replay_leaves_readers_alone_and_goes_on_where_it_was(shops: Shops, run: Any, moment: str) -> None:
     before = shops.versions()
@@ -478,6 +478,7 @@ def test_retention_that_overtakes_a_replay_is_a_refusal_that_names_the_range(sho
     assert f"consumer group tidemark-{dead.id}-" in str(refused.value.__cause__)  # a group of its own
 
 
+@pytest.mark.long
 def test_replay_of_a_topic_whose_beginning_kafka_had_deleted_reads_the_log_and_says_why(
     house: Callable[..., Settings], run: Any
 ) -> None:
