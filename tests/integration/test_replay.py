@@ -201,7 +201,7 @@ def test_a_mistake_is_mended_by_a_replay_beside_the_running_stream(shops: Shops,
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param(m, marks=pytest.mark.long) for m in ("chunk:11", "chunk:2", "chunk:7")] + ["staged"]
+    "moment", ["chunk:11", *(pytest.param(m, marks=pytest.mark.long) for m in ("chunk:2", "chunk:7", "staged"))]
 )
 def test_killed_replay_leaves_readers_alone_and_goes_on_where_it_was(shops: Shops, run: Any, moment: str) -> None:
     before = shops.versions()
