@@ -48,7 +48,7 @@ class InCharge(World):
         return self.asked(f"dags/{dag}/dagRuns", **params)["dag_runs"]
 
     def tasks(self, run: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.asked(f"dags/{run['dag_id']}/dagRuns/{run['dag_run_id']}/taskInstances", limit=200)["task_instances"]
+        return self.asked(f"{path(run)}/taskInstances", limit=200)["task_instances"]
 
     @retry(retry=retry_if_exception_type(httpx.HTTPStatusError), wait=wait_fixed(2), stop=stop_after_delay(60), reraise=True)
     def triggered(self, dag: str, **conf: Any) -> dict[str, Any]:
@@ -58,20 +58,19 @@ class InCharge(World):
 
     def succeeds(self, run: dict[str, Any], seconds: float = 1800) -> None:
         """Wait for a run's end. Raises `RuntimeError` with the tasks that failed."""
-        path = f"dags/{run['dag_id']}/dagRuns/{run['dag_run_id']}"
-        until(lambda: self.asked(path)["state"] in ENDED, seconds, between=1)
-        if self.asked(path)["state"] != "success":
+        until(lambda: self.asked(path(run))["state"] in ENDED, seconds, between=1)
+        if self.asked(path(run))["state"] != "success":
             failed = [task["task_id"] for task in self.tasks(run) if task["state"] == "failed"]
             raise RuntimeError(f"{run['dag_run_id']} of {run['dag_id']} failed: {', '.join(failed)}")
 
     def watched(self) -> bool:
         """Whether the task that watches stream main has told of its newest batch."""
         progress = local.status(self.settings).get("progress")
-        for run in self.dag_runs("speed_layer", order_by="-run_after", limit=1):
-            for task in self.tasks(run):
-                if (task["task_id"], task["map_index"], task["state"]) == ("watch", 0, "deferred") and progress:
-                    path = f"dags/speed_layer/dagRuns/{run['dag_run_id']}/taskInstances/watch/logs/{task['try_number']}"
-                    return f"batch {progress['seq']}" in str(self.asked(path, map_index=0, full_content="true"))
+        tasks = [(run, task) for run in self.dag_runs("speed_layer", order_by="-run_after", limit=1) for task in self.tasks(run)]
+        for run, task in tasks:
+            if progress and (task["task_id"], task["map_index"], task["state"]) == ("watch", 0, "deferred"):
+                log = f"{path(run)}/taskInstances/watch/logs/{task['try_number']}"
+                return f"batch {progress['seq']}" in str(self.asked(log, map_index=0, full_content="true"))
         return False
 
     def begun(self, named: str, seconds: float = 300) -> psutil.Process:
@@ -86,3 +85,7 @@ class InCharge(World):
                 named_so = any(named in word for word in one.info["cmdline"] or [])
                 if named_so and one.environ().get("TIDEMARK_HOME") == str(self.settings.home):
                     yield one
+
+
+def path(run: dict[str, Any]) -> str:
+    return f"dags/{run['dag_id']}/dagRuns/{run['dag_run_id']}"

@@ -23,9 +23,9 @@ def measure(world: InCharge, events: int, rounds: int) -> list[Figure]:
         spark = world.begun(SETTLING)
         began = spark.create_time()
         spark.wait()
-        own = time.time() - began
+        alone = time.time() - began
         world.succeeds(run)
-        found.append((published(world, run), own))
+        found.append((published(world, run), alone))
     whole, own = statistics.median(w for w, _ in found), statistics.median(s for _, s in found)
     says = f"{events:,} page views of yesterday, median of {rounds}; every pipeline's tables"
     ratio = statistics.median(w / s for w, s in found)
