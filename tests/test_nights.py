@@ -135,7 +135,7 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
 ) -> None:
     days = (DAY - timedelta(days=1), DAY)
     red = night("site_hourly_traffic", days)
-    ended = red.ends()
+    ended = red.ends(("nightly_report", {}, ""))
     assert ended["state"] == "failed"
     assert {t for t, state in ended["tasks"].items() if state == "failed"} == {"each.gate[site_hourly_traffic]"}
     [held] = [t for t, state in ended["tasks"].items() if state == "upstream_failed"]
@@ -146,27 +146,27 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
         [f"tidemark_{table}", {"run": red.run.id, "day": str(day)}] for table in sorted(published(red.settings)) for day in days
     ]
     said = {one["what"]: one["text"] for one in told(red.settings)}
-    assert set(said) == {"gate_failed", "unexplained_difference"}
+    assert set(said) == {"gate_failed", "unexplained_difference", "report"}
     for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.run.id):
         assert part in said["gate_failed"]
+    reported(red, "published in part")
 
 
-@pytest.mark.parametrize(
-    ("failed", "stands"),
-    [pytest.param(None, "published", marks=pytest.mark.long), ("site_hourly_traffic", "published in part")],
-    ids=["green", "red"],
-)
-def test_the_report_is_of_the_night_s_day_whether_its_gates_held_or_not(
-    night: Callable[..., Night], failed: str | None, stands: str
-) -> None:
-    mine = night(failed)
-    mine.ends(("nightly_report", {}, ""))
-    assert ["tidemark_night", {"day": str(DAY), "run": mine.run.id}] in mine.events
-    [report] = mine.then
-    page = mine.settings.lake_path / "reports" / f"{DAY}.html"
-    assert (report["state"], report["gave"]["report"]) == ("success", [str(page)]), mine.said[-4000:]
+@pytest.mark.long
+def test_a_night_whose_gates_hold_is_reported_as_published(night: Callable[..., Night]) -> None:
+    green = night()
+    green.ends(("nightly_report", {}, ""))
+    reported(green, "published")
+
+
+def reported(night: Night, stands: str) -> None:
+    """The report that the night has begun is of its day, and is told of."""
+    assert ["tidemark_night", {"day": str(DAY), "run": night.run.id}] in night.events
+    [report] = night.then
+    page = night.settings.lake_path / "reports" / f"{DAY}.html"
+    assert (report["state"], report["gave"]["report"]) == ("success", [str(page)]), night.said[-4000:]
     assert f">{stands}</span>" in page.read_text()
-    assert [one["title"] for one in told(mine.settings) if one["what"] == "report"] == [f"Report of {DAY}"]
+    assert [one["title"] for one in told(night.settings) if one["what"] == "report"] == [f"Report of {DAY}"]
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ class Process:
         while not (found := condition()):
             assert self.popen.poll() is None, f"ended with {self.popen.poll()}:\n{self.said[-4000:]}"
             assert time.monotonic() < deadline, f"not within {seconds} seconds:\n{self.said[-4000:]}"
-            time.sleep(max(0.02, 2 * (time.monotonic() - asked)))  # to ask may mean to read a table, on the stream's cores
+            time.sleep(max(0.02, 4 * (time.monotonic() - asked)))  # to ask may mean to read a table, on the stream's cores
             asked = time.monotonic()
         return found
 

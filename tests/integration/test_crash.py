@@ -186,9 +186,9 @@ def check_everything(shop: Shop, spark: SparkSession) -> None:
     [
         pytest.param("offsets", 1, [], marks=pytest.mark.long),
         ("files", 1, []),
-        ("between", 1, ["log"]),
+        pytest.param("between", 1, ["log"], marks=pytest.mark.long),
         ("commit", 2, ["log", "minutes"]),
-        ("done", 1, ["log", "minutes", "newest", "ledger"]),
+        pytest.param("done", 1, ["log", "minutes", "newest", "ledger"], marks=pytest.mark.long),
     ],
 )
 def test_killed_in_a_batch(point: str, number: int, held: list[str], shop: Shop, run) -> None:
@@ -328,6 +328,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.long
 def test_full_disk_stops_the_stream_with_nothing_half_visible_and_it_goes_on_when_there_is_room(
     house: Callable[..., Settings], run, spark: SparkSession, small_disk: Path
 ) -> None:

@@ -167,10 +167,18 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     stream.drains()
     [(start, until, why)] = [r for r in talk.ledger("from_offset, until_offset, gap") if r[2]]
     assert (start, until) == (2, 4) and why.startswith("lost: deleted by Kafka before it was read")
-    stream = run(talk.settings, talk.arguments, accept_loss=True)  # where nothing is lost it changes nothing
-    stream.until(lambda: local.status(talk.settings)["heartbeat"]["state"] == "running")
-    stream.drains()
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
+
+
+@pytest.mark.long
+def test_a_loss_that_is_accepted_where_nothing_is_lost_changes_nothing(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_that_is_whole", partitions=1)
+    for word, accept_loss in (("a", False), ("b", True)):
+        talk.send(word)
+        stream = run(talk.settings, talk.arguments, accept_loss=accept_loss)
+        stream.until(lambda: talk.whole())
+        stream.drains()
+    assert talk.names() == ["a", "b"] and {r[1] for r in talk.ledger("gap, generation")} == {1}
 
 
 @pytest.mark.long

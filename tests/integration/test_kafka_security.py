@@ -213,6 +213,7 @@ def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, s
     assert not secrets_in(plan + "".join(capfd.readouterr()), theirs)
 
 
+@pytest.mark.long
 def test_stream_reads_and_ends_at_once_when_its_user_is_taken_away(
     theirs: Kafka, run: Any, topic_name: str, tmp_path: Path
 ) -> None:

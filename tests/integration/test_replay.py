@@ -254,6 +254,7 @@ def test_replay_killed_ten_times_at_random_goes_on_and_leaves_readers_alone(shop
         lake.drop(shops.settings, shops.catalog, found)
 
 
+@pytest.mark.long
 def test_planted_row_too_few_row_too_many_and_other_set_of_the_same_size_is_found_in_a_rollup(
     shops: Shops, spark: SparkSession
 ) -> None:
