@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from tidemark import fold, functions, lake
+from tidemark import fold, functions, lake, query
 from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, remembered
 
 if TYPE_CHECKING:
@@ -117,21 +118,18 @@ def table(
     days = run.days_of(declared)
     if not days:
         return []
-    ours, theirs = (shown(declared, side) for side in sides(spark, settings, declared, run, days))
-    prints = fingerprints(ours).withColumn("side", F.lit(0)).union(fingerprints(theirs).withColumn("side", F.lit(1)))
-    both: tuple[dict[date, Any], dict[date, Any]] = ({}, {})
-    for r in prints.toArrow().to_pylist():
-        both[r.pop("side")][r["day"]] = r
-    counts, before = both
+    counts, before = fingerprints(spark, settings, declared, run, days)
     other = [d for d in days if counts.get(d) != before.get(d)]
-    rows = {d: counts[d]["rows"] if d in counts else 0 for d in days}
+    rows = {d: counts[d][0] if d in counts else 0 for d in days}
     live = declared.refresh if isinstance(declared, View) and run.kind == "settle" else None
     none = 0 if live else None
     found = {d: Difference(declared.name, d, rows[d], 0, 0, 0, late=none, unexplained=none) for d in days}
+    if not other:
+        return list(found.values())
+    ours, theirs = (shown(declared, side) for side in sides(spark, settings, declared, run, days))
     for pins, group in origins(settings, declared, run, other) if live else [(None, other)]:
-        if group:
-            late = spans_of_late(arrivals, catalog, declared, live, run, group, pins) if live else None
-            found |= {one.day: one for one in apart(declared, ours, theirs, group, rows, late)}
+        late = spans_of_late(arrivals, catalog, declared, live, run, group, pins) if live else None
+        found |= {one.day: one for one in apart(declared, ours, theirs, group, rows, late)}
     return [found[d] for d in days]
 
 
@@ -222,11 +220,51 @@ def shown(declared: Rollup | View, rows: DataFrame) -> DataFrame:
     return rows.select(*dict.fromkeys(("day", *declared.key, *rest)))
 
 
-def fingerprints(rows: DataFrame) -> DataFrame:
-    """`rows` and the sum of all rows' hashes of each day: two days that differ have different ones."""
+Prints = dict[date, tuple[int, ...]]
+"""By day how many rows a table has, and two sums of their hashes: days that differ have different ones."""
+
+
+def fingerprints(
+    spark: SparkSession, settings: Settings, declared: Rollup | View, run: lake.Run, days: Sequence[date]
+) -> tuple[Prints, Prints]:
+    """Of what the run has staged and of what readers have.
+
+    DuckDB reads both sides of a view, and where they are the same, as on most nights, that is all there is to do: 50,000 rows
+    take 0.1 CPU-seconds and a few 0.05, where Spark takes 1 and 0.25. A rollup is merged first, by Spark, which also reads what
+    DuckDB does not, such as deletion vectors.
+    """
+    if isinstance(declared, View):
+        with suppress(query.QueryError):
+            return by_duckdb(settings, declared, run, days)
+    ours, theirs = (hashed(shown(declared, side)) for side in sides(spark, settings, declared, run, days))
+    both: tuple[Prints, Prints] = ({}, {})
+    for r in ours.withColumn("side", F.lit(0)).union(theirs.withColumn("side", F.lit(1))).toArrow().to_pylist():
+        both[r["side"]][r["day"]] = (r["rows"], r["sum1"], r["sum2"])
+    return both
+
+
+def hashed(rows: DataFrame) -> DataFrame:
     # Two hashes of 64 bits, summed without overflow: an accident would need 2^64 tries.
     sums = [F.sum(F.xxhash64(F.lit(seed), *rows.columns).cast("decimal(20,0)")).alias(f"sum{seed}") for seed in (1, 2)]
     return rows.groupBy("day").agg(F.count("*").alias("rows"), *sums)
+
+
+def by_duckdb(settings: Settings, declared: View, run: lake.Run, days: Sequence[date]) -> tuple[Prints, Prints]:
+    """`fingerprints` of a view. Raises `QueryError` for a table that DuckDB does not read."""
+    import duckdb
+
+    outer = lake.table(settings, declared)
+    columns = ", ".join(f'"{c}"' for c in sorted(f.name for f in outer.delta().schema().fields) if c != "settled")
+    sums = ", ".join(f"sum(hash({seed}, {columns})::HUGEINT)::VARCHAR" for seed in (1, 2))
+    wanted = ", ".join(f"DATE '{d}'" for d in days)
+    both: tuple[Prints, Prints] = ({}, {})
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        for found, table in zip(both, (lake.staged_table(outer, run.id), outer), strict=True):
+            rows, _ = query.snapshot(declared.name, table.path)
+            answer = db.execute(f"SELECT day, count(*), {sums} FROM ({rows}) WHERE day IN ({wanted}) GROUP BY day")
+            found |= {day: (count, int(one), int(two)) for day, count, one, two in answer.fetchall()}
+    return both
 
 
 def apart(
