@@ -168,9 +168,10 @@ def theirs(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kaf
     local.stop_broker(own)
 
 
-def batch(spark: Any, settings: Settings, topic: str) -> list[tuple[int, bytes]]:
-    """A topic's records as Spark reads them, with the patience of a test."""
-    patience = {"kafka.request.timeout.ms": "2000", "kafka.default.api.timeout.ms": "3000", "fetchOffset.numRetries": "1"}
+def batch(spark: Any, settings: Settings, topic: str, seconds: int = 3) -> list[tuple[int, bytes]]:
+    """A topic's records as Spark reads them; a broker that refuses is waited for so many seconds."""
+    patience = {"kafka.request.timeout.ms": f"{seconds - 1}000", "kafka.default.api.timeout.ms": f"{seconds}000"}
+    patience["fetchOffset.numRetries"] = "1"
     source = spark.read.format("kafka").options(**(kafka.spark_options(settings) | patience | {"subscribe": topic})).load()
     return [(r["partition"], bytes(r["value"])) for r in source.select("partition", "value").collect()]
 
@@ -206,7 +207,7 @@ def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, s
     assert sum(kafka.offsets(settings, [topic_name], "latest")[topic_name].values()) == 3
     records = sorted((r.partition, r.value) for r in kafka.consume(settings, topic_name, "earliest"))
     assert len(records) == 3
-    assert sorted(batch(spark, settings, topic_name)) == records
+    assert sorted(batch(spark, settings, topic_name, seconds=30)) == records
     stream = spark.readStream.format("kafka").options(**(kafka.spark_options(settings) | {"subscribe": topic_name})).load()
     plan = stream._jdf.queryExecution().analyzed().verboseStringWithSuffix(1000)  # every option of the source is in it
     assert "kafka.security.protocol" in plan
