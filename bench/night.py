@@ -162,7 +162,10 @@ def peer(
     from tidemark.session import session
     from tidemark.settings import Settings
 
-    spark = session(Settings(), "night")
+    # A JVM as it comes: that of `session` has an archive of classes and one compiler, which a plain job has not.
+    settings = Settings()
+    log4j = f"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"
+    spark = session(settings, "night", {"spark.driver.extraJavaOptions": log4j})
     schema = "event_id STRING, visitor_id STRING, page STRING, viewed_at TIMESTAMP"
     events = spark.read.schema(schema).json(str(raw)).dropna()
     kept = events.where((F.col("viewed_at") >= first) & (F.col("viewed_at") < str(end))).dropDuplicates(["event_id"]).cache()
