@@ -57,12 +57,12 @@ def at(hour: int, minute: int = 0, day: date = DAY) -> datetime:
 
 
 NEXT = DAY + timedelta(days=1)
-#          seq  partition  from    stream time
+#  seq  partition  from, until  stream time
 BATCHES = (
-    (7, 0, 0, at(12)),
-    (8, 0, 10, at(13)),
-    (8, 1, 0, at(13)),
-    (9, 0, 20, at(13)),
+    (7, 0, 0, 10, at(12)),
+    (8, 0, 10, 20, at(13)),
+    (8, 1, 0, 10, at(13)),
+    (9, 0, 20, 5000, at(13)),
 )
 
 
@@ -79,12 +79,13 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
             "seq": seq,
             "partition": partition,
             "from_offset": start,
+            "until_offset": end,
             "stream_time": time,
             "started_at": time,
             "finished_at": more.get("finished", {}).get(seq, time),
             "day": DAY,
         }
-        for seq, partition, start, time in BATCHES
+        for seq, partition, start, end, time in BATCHES
     ]
     lake.append(ledger, lake.Batch("main", 7, 9), rows_of(ledger, entered))
     records = [
@@ -132,6 +133,7 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
         ([(0, 0, at(1)), (0, 1, at(1, 59)), (0, 2, at(5, 30)), (0, 3, at(11, 30))], {}, [1, 5]),
         # what one side cannot have: beyond this run's pin, after the last refreshes, beyond the publication's pin
         ([(0, 20, at(12, 30))], {"pin": 8}, [12]),
+        ([(0, 4999, at(12, 30))], {"pin": 8}, [12]),
         ([(0, 19, at(12, 30))], {"pin": 8}, []),
         ([(0, 20, at(12, 30))], {"finished": {9: datetime.now(UTC) + timedelta(hours=1)}}, [12]),
         ([(0, 10, at(12, 30)), (0, 20, at(11, 30))], {"published": 8}, [11]),

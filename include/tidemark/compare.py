@@ -92,24 +92,33 @@ class Arrivals:
         # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
-        at = F.col("at")
-        batches = entered.where(F.col("topic") == topic.name).select(
+        at, places = F.col("at"), F.sequence(bucket("from_offset"), bucket(F.col("until_offset") - 1))
+        batches = entered.where((F.col("topic") == topic.name) & (F.col("until_offset") > F.col("from_offset"))).select(
             "partition",
-            F.col("from_offset").alias("offset"),
+            F.explode(places).alias("bucket"),
+            "from_offset",
+            "until_offset",
             F.struct("stream", "seq", "stream_time", "finished_at").alias("batch"),
         )
         table = lake.table(self.settings, topic)
         looked_at = {f.day for f in table.files() if f.day and f.day <= max(days)} if earlier else days
         log = lake.read(self.spark, table, days=looked_at).where(F.col("reject").isNull())
+        offset = F.col("offset")
         events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
-        # Each event after its batch, in order: a join by ranges would hold every event against every batch.
-        order = Window.partitionBy("partition").orderBy("offset", at.isNotNull()).rowsBetween(Window.unboundedPreceding, 0)
-        both = events.unionByName(batches, allowMissingColumns=True)
-        return both.select(at, F.last("batch", ignorenulls=True).over(order).alias("batch")).where(at.isNotNull())
+        # By ranges alone every event would be held against every batch; in order, after its batch, a million are to be sorted.
+        within = (offset >= F.col("from_offset")) & (offset < F.col("until_offset"))
+        timed = events.where(at.isNotNull()).withColumn("bucket", bucket(offset)).alias("e")
+        same = (F.col("e.partition") == F.col("b.partition")) & (F.col("e.bucket") == F.col("b.bucket"))
+        return timed.join(F.broadcast(batches.alias("b")), same & within, "left").select(at, "batch")
 
     def forget(self) -> None:
         for frame in self.known.values():
             frame.unpersist()
+
+
+def bucket(offset: Column | str) -> Column:
+    """A thousand offsets that lie side by side."""
+    return F.shiftright(F.col(offset) if isinstance(offset, str) else offset, 10)
 
 
 def table(
