@@ -279,6 +279,7 @@ def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(inter
     assert broken(interpreted, LAW, world) == {}
 
 
+@pytest.mark.long
 @given(world=worlds(LAW), part=st.integers(2, 4))
 def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, world, part):
     #   what came so far:   e1 e2 e3           every alarm that was told then

@@ -309,7 +309,7 @@ def publish_often(settings, root: Path | Table, times: int, last: int) -> int:
     return done
 
 
-@pytest.mark.parametrize("pool", ["threads of one table", "processes"])
+@pytest.mark.parametrize("pool", ["threads of one table", pytest.param("processes", marks=pytest.mark.long)])
 def test_streams_and_publications_that_race_lose_nothing_and_double_nothing(settings, table, pool):
     threads = pool == "threads of one table"
     workers = ThreadPoolExecutor(3) if threads else ProcessPoolExecutor(3, multiprocessing.get_context("spawn"))

@@ -119,6 +119,7 @@ def night(settings: Settings) -> Callable[..., Night]:
     return lambda failed=None, days=(DAY,): Night(settings, failed, days)
 
 
+@pytest.mark.long
 def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Night]) -> None:
     green = night()
     ended = green.ends()

@@ -237,15 +237,8 @@ def batches_away(table: lake.Table, count: int = 1) -> None:
         entry.rename(table.path.parent / f"damaged-{table.path.name}-{entry.name}")
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [
-        pytest.param(["log"], marks=pytest.mark.long),
-        pytest.param(["ledger"], marks=pytest.mark.long),
-        ["log", "minutes", "ledger"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("lost", [["log"], ["ledger"], ["log", "minutes", "ledger"]], ids=" ".join)
 def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop: Shop, run, spark: SparkSession) -> None:
     tables = shop.tables()
     shop.send()

@@ -159,6 +159,7 @@ def test_message_is_said_within_a_second(told, world, start) -> None:
     assert sorted(took)[15] < 1, sorted(took)
 
 
+@pytest.mark.long
 def test_everything_is_said_or_a_dead_letter_while_a_robot_fails_three_tries_in_ten(told, world, start) -> None:
     """The other robot is as fast as ever."""
     settings, random = told(notify_patience="20 seconds"), Random(7)

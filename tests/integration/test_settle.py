@@ -313,6 +313,7 @@ def test_reader_that_polls_through_a_publication_sees_old_or_new_only(day: Traff
     assert old[2:] == new[2:]  # and the live rows were right
 
 
+@pytest.mark.long
 def test_replayed_views_and_rollup_equal_brute_force_and_what_is_published(day: Traffic, spark: SparkSession) -> None:
     run = settle.replay(day.settings, CATALOG, "from zero")
     assert differences(day.settings, day.brute, MIDNIGHT + timedelta(days=1), run.id) == dict.fromkeys(BRUTE, 0)
