@@ -92,7 +92,7 @@ class Arrivals:
         # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
-        at, places = F.col("at"), F.sequence(bucket("from_offset"), bucket(F.col("until_offset") - 1))
+        at, places = F.col("at"), F.sequence(bucket(F.col("from_offset")), bucket(F.col("until_offset") - 1))
         batches = entered.where((F.col("topic") == topic.name) & (F.col("until_offset") > F.col("from_offset"))).select(
             "partition",
             F.explode(places).alias("bucket"),
@@ -116,9 +116,9 @@ class Arrivals:
             frame.unpersist()
 
 
-def bucket(offset: Column | str) -> Column:
-    """A thousand offsets that lie side by side."""
-    return F.shiftright(F.col(offset) if isinstance(offset, str) else offset, 10)
+def bucket(offset: Column) -> Column:
+    """Which thousand of offsets, side by side, this one lies in."""
+    return F.shiftright(offset, 10)
 
 
 def table(
@@ -271,8 +271,12 @@ def by_duckdb(settings: Settings, declared: View, run: lake.Run, days: Sequence[
         db.execute("SET TimeZone = 'UTC'")
         for found, table in zip(both, (lake.staged_table(outer, run.id), outer), strict=True):
             rows, _ = query.snapshot(declared.name, table.path)
-            answer = db.execute(f"SELECT day, count(*), {sums} FROM ({rows}) WHERE day IN ({wanted}) GROUP BY day")
-            found |= {day: (count, int(one), int(two)) for day, count, one, two in answer.fetchall()}
+            asked = f"SELECT day, count(*), {sums} FROM ({rows}) WHERE day IN ({wanted}) GROUP BY day"
+            try:
+                answer = db.execute(asked).fetchall()
+            except duckdb.Error as error:
+                raise query.QueryError(f"{declared.name} cannot be read: {error}") from None
+            found |= {day: (count, int(one), int(two)) for day, count, one, two in answer}
     return both
 
 
