@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from tidemark.settings import Settings
 
 ORDER = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
@@ -122,3 +125,8 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "load": [round(load, 2) for load in psutil.getloadavg()],
     }
+
+
+def plain_jvm(settings: Settings) -> dict[str, str]:
+    """What `session` is told so that a peer has a JVM as it comes: ours has an archive of classes, and one compiler."""
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"}

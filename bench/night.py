@@ -15,7 +15,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from bench.measure import Figure, Tree, apart
+from bench.measure import Figure, Tree, apart, plain_jvm
 from bench.world import World
 from tidemark import kafka, lake, query
 from tidemark.model import Topic
@@ -162,10 +162,8 @@ def peer(
     from tidemark.session import session
     from tidemark.settings import Settings
 
-    # A JVM as it comes: that of `session` has an archive of classes and one compiler, which a plain job has not.
     settings = Settings()
-    log4j = f"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"
-    spark = session(settings, "night", {"spark.driver.extraJavaOptions": log4j})
+    spark = session(settings, "night", plain_jvm(settings))
     schema = "event_id STRING, visitor_id STRING, page STRING, viewed_at TIMESTAMP"
     events = spark.read.schema(schema).json(str(raw)).dropna()
     kept = events.where((F.col("viewed_at") >= first) & (F.col("viewed_at") < str(end))).dropDuplicates(["event_id"]).cache()

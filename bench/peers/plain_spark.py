@@ -13,7 +13,7 @@ import typer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bench.measure import Tree
+from bench.measure import Tree, plain_jvm
 from tidemark.pipelines.traffic import PAGE_VIEWS
 from tidemark.session import session
 from tidemark.settings import Settings
@@ -26,9 +26,7 @@ def plain(
 ) -> None:
     """Read a backlog in micro-batches; says `{events, wall, cpu}` of each but the first, which compiles."""
     settings, tree = Settings(), Tree()
-    # Long tasks gain from the JVM's second compiler, which the platform's short ones do without: the peer's own defaults.
-    log4j = f"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"
-    spark = session(settings, "plain", {"spark.driver.extraJavaOptions": log4j})
+    spark = session(settings, "plain", plain_jvm(settings))
     table = str(Path(settings.lake_path) / "plain")
     records = (
         spark.readStream.format("kafka")
