@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from bench.measure import Figure
+from bench.measure import Figure, plain_jvm
 from bench.night import cpu_of, well_formed
 from bench.world import World
 from tidemark import kafka, lake
@@ -146,7 +146,8 @@ def by_spark(raw: Path, out: Path, day: str, end: date) -> None:
     from tidemark.session import session
     from tidemark.settings import Settings
 
-    spark = session(Settings(), "buyers")
+    settings = Settings()
+    spark = session(settings, "buyers", plain_jvm(settings))
     orders = spark.read.schema("order_id STRING, user_name STRING, item_name STRING, ordered_at TIMESTAMP").json(
         str(raw / "orders.jsonl")
     )
