@@ -110,7 +110,7 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
             assert isinstance(world, InCharge)
             return nightly.measure(world, 50_000 if quick else 1_000_000, rounds=1 if quick else 3)
         case "replay":
-            return replay.measure(world, 100_000 if quick else 1_800_000, rate, calm=30 if quick else 60)
+            return replay.measure(world, 100_000 if quick else 3_600_000, rate, calm=30 if quick else 60)
     raise ValueError(name)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from datetime import date
+from datetime import date, datetime
+from datetime import time as clock
 
 from bench import live
 from bench.drill import ANSWERS, named
@@ -12,10 +13,14 @@ from bench.world import World, until
 from tidemark import lake, query, settle
 from tidemark.pipelines import CATALOG
 
+NOON = clock(12)
+
 
 def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]:
-    """`events` of yesterday, recorded at 1,000 a second in thought; live traffic at `rate`, `calm` seconds of it alone first."""
-    day = world.yesterday(events)
+    """`events` up to yesterday's noon, of 1,000 a second, and a few in every hour, which a day must have; live traffic at `rate`,
+    `calm` seconds of it alone first."""
+    day = world.yesterday(5_000)
+    world.past(1000, events / 1000, datetime.combine(day, NOON, world.settings.tz))
     world.stream()
     world.wait_read()
     # Yesterday came too late for the live views: what is compared with is what a night has published.
@@ -38,7 +43,7 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     counts = ("changed", "missing", "extra")
     different = sum(sum(t.get("compare", {}).get(k, 0) for k in counts) for t in run.tables.values())
     settle.publish(world.settings, CATALOG, run.id)
-    seconds, size = ended - began, f"{events:,} events of one day, live traffic at {rate:,.0f}/s"
+    seconds, size = ended - began, f"{events:,} events of {events / 60_000:.0f} minutes, live traffic at {rate:,.0f}/s"
     found = [
         Figure("replay: times real time", events / 1000 / seconds, "", f"{size}; {seconds:.0f} s, start and checks in", ">= 10"),
         Figure("replay: rows changed, missing or extra beside what was published", different, "rows", size, "<= 0"),
@@ -48,7 +53,8 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
         a, b = alone[name].value, beside[name].value
         what = name.removeprefix("live: ")
         found.append(Figure(f"replay: {what}, beside it", b, "s", f"{a:.1f} s without" if a else ""))
-        found.append(Figure(f"replay: {what}, times that without", b / a if a and b else None, "", "", "<= 2"))
+        asked = "<= 2" if what.startswith("event to readable") else None
+        found.append(Figure(f"replay: {what}, times that without", b / a if a and b else None, "", "", asked))
     return found
 
 

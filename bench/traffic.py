@@ -22,10 +22,11 @@ def produce(
     seconds: Annotated[float, typer.Option()],
     seed: Annotated[int, typer.Option()],
     past: Annotated[bool, typer.Option()] = False,
+    ends: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z"])] = None,
     every: Annotated[bool, typer.Option()] = False,
 ) -> None:
-    """Events of `seconds` at `rate` a second: from now on, or up to now and at once; page views, or half of them on every
-    other topic that has a sample."""
+    """Events of `seconds` at `rate` a second: from now on, or of the past, which `ends` now unless said, at once; page views, or
+    half of them on every other topic that has a sample."""
     settings, count = Settings(), int(rate * seconds)
     if every:
         others = [t for t in CATALOG.topics.values() if t.sample and t is not PAGE_VIEWS]
@@ -36,7 +37,7 @@ def produce(
             threading.Thread(target=kafka.produce, args=(settings, topic, events), kwargs=paced, daemon=True).start()
         rate, count = rate / 2, count // 2
     if past:
-        delivery = kafka.produce(settings, PAGE_VIEWS, before_now(rate, count, seed))
+        delivery = kafka.produce(settings, PAGE_VIEWS, before(ends or datetime.now(UTC), rate, count, seed))
     else:
         events = kafka.sample(PAGE_VIEWS, seed=seed, count=count, zone=settings.tz)
         delivery = kafka.produce(settings, PAGE_VIEWS, events, rate=rate)
@@ -44,8 +45,8 @@ def produce(
         raise SystemExit(f"{delivery.failed} events were not delivered: {'; '.join(delivery.errors)}")
 
 
-def before_now(rate: float, count: int, seed: int) -> Iterator[bytes]:
-    random, recent, start = Random(f"past {seed}"), deque[bytes](maxlen=1000), datetime.now(UTC) - timedelta(seconds=count / rate)
+def before(end: datetime, rate: float, count: int, seed: int) -> Iterator[bytes]:
+    random, recent, start = Random(f"past {seed}"), deque[bytes](maxlen=1000), end - timedelta(seconds=count / rate)
     return (kafka.draw(PAGE_VIEWS, random, start + timedelta(seconds=n / rate), recent) for n in range(count))
 
 

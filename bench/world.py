@@ -75,8 +75,11 @@ class World:
             raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
         return done.stdout
 
-    def traffic(self, rate: float, seconds: float, past: bool = False, every: bool = False) -> local.Process:
-        """A producer in a process of its own; `past` sends the seconds before now, as fast as it goes; `every` on all topics."""
+    def traffic(
+        self, rate: float, seconds: float, past: bool = False, every: bool = False, ends: datetime | None = None
+    ) -> local.Process:
+        """A producer in a process of its own; `past` sends the seconds before now, or before it `ends`, as fast as it goes;
+        `every` on all topics."""
         self.runs += 1
         argv = [
             sys.executable,
@@ -86,9 +89,8 @@ class World:
             f"--seconds={seconds}",
             f"--seed={self.seed + self.runs}",
         ]
-        return local.start(
-            self.settings, f"traffic-{self.runs}", argv + ["--past"] * past + ["--every"] * every, self.environment()
-        )
+        argv += ["--past"] * past + ["--every"] * every + ([f"--ends={ends:%Y-%m-%dT%H:%M:%S%z}"] if ends else [])
+        return local.start(self.settings, f"traffic-{self.runs}", argv, self.environment())
 
     def backlog(self, events: int) -> None:
         """Have at least so many events in the topic, of 1,000 events a second up to now."""
@@ -96,8 +98,8 @@ class World:
         if lacking > 0:
             self.past(1000, lacking / 1000)
 
-    def past(self, rate: float, seconds: float) -> None:
-        producer = self.traffic(rate, seconds, past=True)
+    def past(self, rate: float, seconds: float, ends: datetime | None = None) -> None:
+        producer = self.traffic(rate, seconds, past=True, ends=ends)
         until(lambda: not producer.alive(), 900)
 
     def yesterday(self, events: int) -> date:
