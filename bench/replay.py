@@ -19,7 +19,7 @@ NOON = clock(12)
 def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]:
     """`events` up to yesterday's noon, of 1,000 a second, and a few in every hour, which a day must have; live traffic at `rate`,
     `calm` seconds of it alone first."""
-    day = world.yesterday(5_000)
+    day = world.yesterday(200)
     world.past(1000, events / 1000, datetime.combine(day, NOON, world.settings.tz))
     world.stream()
     world.wait_read()
