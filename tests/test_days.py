@@ -98,25 +98,26 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
     assert found == [(1, 2), (3, 3), (4, 4), (5, 6), (10, 10)]
 
 
-@pytest.mark.parametrize(("each", "short"), [(100, True), (settle.LONG // 2, False)])
-def test_run_over_many_records_takes_a_jvm_for_a_longer_life(settings, monkeypatch, each, short):
+@pytest.mark.parametrize("source", settle.LONG)
+@pytest.mark.parametrize(("of_long", "optimize"), [(0.4, "never"), (0.5, "late")])
+def test_run_over_many_records_takes_a_jvm_that_optimizes(settings, monkeypatch, source, of_long, optimize):
     from tidemark.pipelines import traffic
 
-    days = [date(2026, 11, 1), date(2026, 11, 2)]
+    days, each = [date(2026, 11, 1), date(2026, 11, 2)], int(settle.LONG[source] * of_long)
     files = [File(f"live/main-0-0-x/{d}", 1, each, d, 0) for d in (*days, date(2026, 11, 3))]
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
-    run = Run("r", "running", [str(days[0])], "test", "", "", {}, kind="replay", open_days=[str(days[1])])
+    run = Run("r", "running", [str(days[0])], "test", "", "", {}, kind="replay", source=source, open_days=[str(days[1])])
     found = []
 
-    def session(*_, short):
-        found.append(short)
+    def session(*_, optimize):
+        found.append(optimize)
         raise InterruptedError
 
     monkeypatch.setattr("tidemark.session.session", session)
     with pytest.raises(InterruptedError):
         settle.Settling(settings, catalog([traffic]), run, print).work()
-    assert found == [short]
+    assert found == [optimize]
 
 
 #   a price's view looks an hour back and ten minutes ahead; the days over it look two days back

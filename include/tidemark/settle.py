@@ -50,11 +50,9 @@ Run = lake.Run
 
 KEPT = 64 * 1024 * 1024
 """A staged table of at most so many bytes is read once, and not once for each check."""
-LONG = 5_000_000
-"""From so many records on a JVM that optimizes further may earn what it costs. With it thirty days of 2,450,000 take
-101 CPU-seconds, without it 79; a day of a million takes a third more."""
-LONG_FROM_KAFKA = 500_000
-"""The same where records are read from Kafka again: to judge a million takes 90 CPU-seconds without it, 48 with it."""
+LONG = {"log": 5_000_000, "kafka": 500_000}
+"""From so many records on, by where they are read, a JVM that optimizes earns what it costs: to judge a million from Kafka again
+takes 91 CPU-seconds without it, 48 with it; thirty days of 2,450,000 in the log take an eighteenth more with it."""
 START, RECORDS_A_SECOND = 30.0, 10_000.0
 """What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
 
@@ -540,9 +538,9 @@ class Settling:
 
     def work(self) -> None:
         days = {date.fromisoformat(d) for d in (*self.run.days, *self.run.open_days)}
-        long = LONG_FROM_KAFKA if self.run.source == "kafka" else LONG
-        short = records_of(self.settings, self.catalog, self.needed, days) < long
-        self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}", short=short)
+        many = records_of(self.settings, self.catalog, self.needed, days) >= LONG[self.run.source]
+        optimize: session.Optimize = "late" if many else "never"
+        self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}", optimize=optimize)
         self.outer: dict[str, lake.Table] = {}
         for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             self.outer[declared.name] = lake.table(self.settings, declared)

@@ -216,7 +216,7 @@ class Stream:
             self.settings,
             f"tidemark-{self.name}",
             {"spark.scheduler.allocation.file": f"file:{self.pools()}"},
-            short=not self.mine.rollups,
+            optimize="soon" if self.mine.rollups else "never",
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
