@@ -1,6 +1,7 @@
 """Checks, verdicts, the gate and Data Docs, on a real Spark session and real Great Expectations."""
 
 import html
+import json
 import subprocess
 import sys
 import time
@@ -123,6 +124,18 @@ def test_a_log_row_outside_its_own_checks_fails_exactly_that_check(spark, row, f
     verdicts = quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END)})
     assert len(verdicts) == 3
     assert not_passed(verdicts) == dict.fromkeys(failed, "failed")
+
+
+def test_records_that_a_log_has_twice_are_counted_and_shown(spark):
+    held = [(p, o) for p in (0, 1) for o in range(150) if (p, o) != (0, 70)]
+    rows = [(f"{p}-{o}", {"partition": p, "offset": o}, None, START.date()) for p, o in [*held, (0, 63), (1, 64), (1, 64)]]
+    schema = "event_id STRING, kafka STRUCT<partition INT, offset BIGINT>, reject STRING, day DATE"
+    frame = spark.createDataFrame(rows, schema).repartition(4)
+    found = quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END)})
+    (twice,) = [v for v in found if v.outcome != "passed"]
+    assert (twice.check, twice.unexpected) == ("each record stands once", 2)
+    shown = sorted((r["partition"], r["offset"], r["times"]) for r in json.loads(twice.sample))
+    assert shown == [(0, 63, 2), (1, 64, 3)]
 
 
 def test_own_checks_have_the_same_names_whatever_type_time_has():
