@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -76,16 +77,19 @@ class Arrivals:
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self.spark, self.settings = spark, settings
-        self.known: dict[tuple[str, bool, tuple[date, ...]], DataFrame] = {}
+        self.known: dict[tuple[Any, ...], DataFrame] = {}
 
     def of(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
         """The accepted events of a topic on some days: `at` (event time) and `batch` (`stream`, `seq` and two times).
 
         With `earlier` those of every day before too; of them, what came before the first of `days` has no batch.
         """
-        asked = topic.name, earlier, tuple(sorted(days))
+        return self.once((topic.name, tuple(sorted(days)), earlier), lambda: self.read(topic, days, earlier))
+
+    def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> DataFrame:
+        """What `make` gives, computed for the first who asks."""
         if asked not in self.known:
-            self.known[asked] = self.read(topic, days, earlier).persist()
+            self.known[asked] = make().persist()
         return self.known[asked]
 
     def read(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
@@ -194,25 +198,43 @@ def spans_of_late(
     if declared.time == "day":
         length = timedelta(0)
     around = {d + n * DAY for d in days for n in range(-behind // DAY, -(-ahead // DAY) + 1)}
-    for_ever = remembered(declared)
-    at, batch, found = F.col("at"), F.col("batch"), [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
+    for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
+    found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
+    before = pins and tuple(sorted((name, pin.seq) for name, pin in pins.items()))
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
-        came = arrivals.of(topic, around, earlier=topic.name in for_ever)
-        lacking = ~read_by(run.pins, "batch.stream", "batch.seq")
-        if pins is None:
-            back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
-            lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
-            reader = lake.reader(arrivals.settings, topic)
-            times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, reader) if r["stream_time"]]
-            if declared.shortcut and declared.shortcut.coarse and times:
-                lacking |= at > F.lit(max(times) - 2 * back)
-        elif lake.upto(pins, topic.name):
-            lacking |= ~read_by(pins, "batch.stream", "batch.seq")
-        hours = came.where(lacking).groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
+        earlier = topic.name in for_ever
+        asked = topic.name, tuple(sorted(around)), earlier, live.back, live.every, coarse, before
+        late = partial(hours_of_late, arrivals, topic, around, earlier, live, coarse, pins, run.pins)
+        hours = arrivals.once(asked, late)  # page and site, hour and day look at the same
         start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
-        end = F.lit(NEVER) if topic.name in for_ever else end
-        found.append(hours.select(start.alias("start"), end.alias("end")))
+        found.append(hours.select(start.alias("start"), (F.lit(NEVER) if earlier else end).alias("end")))
     return fold.union(found)
+
+
+def hours_of_late(
+    arrivals: Arrivals,
+    topic: Topic,
+    days: Collection[date],
+    earlier: bool,
+    live: Live,
+    coarse: bool,
+    pins: Pins | None,
+    own: Pins,
+) -> DataFrame:
+    """Of each hour of a topic the `first` and the `last` event that one side need not have, as `spans_of_late` says."""
+    at, batch = F.col("at"), F.col("batch")
+    lacking = ~read_by(own, "batch.stream", "batch.seq")
+    if pins is None:
+        back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
+        lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
+        reader = lake.reader(arrivals.settings, topic)
+        times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, reader) if r["stream_time"]]
+        if coarse and times:
+            lacking |= at > F.lit(max(times) - 2 * back)
+    elif lake.upto(pins, topic.name):
+        lacking |= ~read_by(pins, "batch.stream", "batch.seq")
+    came = arrivals.of(topic, days, earlier).where(lacking)
+    return came.groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
 
 
 def read_by(pins: Pins, stream: str, seq: str) -> Column:
