@@ -84,6 +84,7 @@ BAD = {
     "single quotes": (b"{'id': 'e'}", "not JSON"),
     "comment": (event() + b" // yes", "not JSON"),
     "array": (b"[" + event() + b"]", "not a JSON object"),
+    "array behind blanks": (b" \t\r\n[" + event() + b"]", "not a JSON object"),
     "string": (b'"e"', "not a JSON object"),
     "number": (b"17", "not a JSON object"),
     "JSON's null": (b"null", "not a JSON object"),
@@ -158,7 +159,7 @@ BAD = {
 GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
     "text": (event(page="/a b\u00e9\U0001f600\x00"), {"page": "/a b\u00e9\U0001f600\x00"}),
     "empty text": (event(page=""), {"page": ""}),
-    "blanks around": (b" \n" + event() + b"\r\n\t", {"id": "e"}),
+    "blanks around": (b" \t\r\n" + event() + b"\r\n\t", {"id": "e"}),
     "fields that are not declared": (event(more={"a": [1, {"b": None}]}, day="x", kafka=1), {"id": "e"}),
     "as large as may be": (event(page="x" * (1024 * 1024 - len(event()) + 1)), {"id": "e"}),
     "all that may be missing": (event(), dict.fromkeys(["note", "flag", "n", "big", "price", "ratio", "born", "seen"])),
