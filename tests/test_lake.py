@@ -89,6 +89,32 @@ def test_a_log_is_checkpointed_and_expires_as_it_is_promised(table):
     }
 
 
+def test_expired_entries_leave_a_log_after_a_checkpoint_and_not_at_every_commit(table, monkeypatch):
+    """To look for them takes longer than all else in a commit, once there are thousands."""
+    often = {"delta.logRetentionDuration": "interval 0 days", "delta.checkpointInterval": "5"}
+    DeltaTable(table.path).alter.set_table_properties(often)
+    monkeypatch.setattr(lake, "CHECKPOINT_EVERY", 5)
+    held = []
+    for seq in range(7):
+        put(table, seq, seq)
+        held.append([int(entry.stem) for entry in sorted((table.path / "_delta_log").glob("*.json"))])
+    assert held[:3] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]  # the last is checkpointed
+    assert held[3:] == [[4, 5], [4, 5, 6], [4, 5, 6, 7], [4, 5, 6, 7, 8]]
+    assert numbers(table) == [*range(7)]
+
+
+def test_the_entries_of_a_log_are_listed_only_where_there_is_a_newer_one(table, monkeypatch):
+    put(table, 0, 1)
+    update, listed = DeltaTable.update_incremental, []
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda delta: (listed.append(delta.version()), update(delta)))
+    before = table.delta().version()
+    listed.clear()
+    assert (table.delta().version(), len(table.files()), listed) == (before, 1, [])
+    put(Table(table.root, table.name), 1, 2)  # someone else
+    assert (table.delta().version(), len(table.files())) == (before + 1, 2)
+    assert before in listed
+
+
 def without(name: str) -> StructType:
     return StructType([f for f in SCHEMA.fields if f.name != name])
 

@@ -44,8 +44,9 @@ log = structlog.get_logger()
 
 # A live table makes 17,000 commits a day: its log is checkpointed every 100 and kept for two days, which is its
 # time-travel promise. Transactions never expire: they are what keeps a batch from counting twice.
+CHECKPOINT_EVERY = 100
 CONFIGURATION = {
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.logRetentionDuration": "interval 2 days",
     "delta.deletedFileRetentionDuration": "interval 2 days",
     "delta.enableExpiredLogCleanup": "true",
@@ -128,6 +129,7 @@ class Table:
         self.root, self.name, self.time = root, name, time
         self.path = root / name
         self._delta: DeltaTable | None = None
+        self._checkpoint = 0
         self._lock, self._still = threading.RLock(), False
 
     def __repr__(self) -> str:
@@ -144,10 +146,26 @@ class Table:
             if self._delta is None:
                 if not self.exists:
                     raise LakeError(f"there is no table {self.name} in {self.root}; the stream makes it with its first batch")
+                self._checkpoint = self.checkpoint()
                 self._delta = self.opened()
-            elif not self._still:
-                self._delta.update_incremental()
+            elif not self._still and self.other_log(self._delta.version()):
+                self._checkpoint = self.checkpoint()
+                self._delta.update_incremental()  # which looks at the name of every entry
             return self._delta
+
+    def other_log(self, version: int) -> bool:
+        """Whether the log is not as it was when this version was read: it has a newer one, or entries may have been taken out."""
+        return self.entry(version + 1).exists() or not self.entry(version).exists() or self.checkpoint() != self._checkpoint
+
+    def entry(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020}.json"
+
+    def checkpoint(self) -> int:
+        """When the log was checkpointed last, in nanoseconds; 0 before the first time."""
+        try:
+            return (self.path / "_delta_log" / "_last_checkpoint").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def opened(self) -> DeltaTable:
         from deltalake import DeltaTable
@@ -158,7 +176,7 @@ class Table:
         except DeltaError as error:
             raise LakeError(self.damage(damaged(self.path), error)) from None
         # Delta takes an entry without a line for a commit of nothing; a power cut leaves one in place of what was committed.
-        entry = self.path / "_delta_log" / f"{found.version():020}.json"
+        entry = self.entry(found.version())
         if entry.is_file() and not entry.stat().st_size:
             raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
         return found
@@ -390,7 +408,7 @@ def commit(
     Returns the version, or None when `decide` found nothing to do. Every rewrite of a table carries one transaction
     (`transactions` unsaid), so that of two that race one is refused and decides again.
     """
-    from deltalake import CommitProperties, Transaction
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
     for attempt in anew():
         with attempt, table.still() as delta:
@@ -410,6 +428,10 @@ def commit(
                     custom_metadata={"userMetadata": json.dumps(said, default=str)},
                     app_transactions=carried,
                     max_commit_retries=0,
+                ),
+                post_commithook_properties=PostCommitHookProperties(
+                    # None is what the table says. It looks at each entry: of 35,000, two days of a live table, for half a second.
+                    cleanup_expired_logs=None if (delta.version() + 1) % CHECKPOINT_EVERY == 0 else False,
                 ),
             )
             failpoint("commit")
