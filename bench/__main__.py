@@ -40,6 +40,8 @@ def bench(
     chosen = {ALSO.get(name, name) for name in only.split(",") if name} or {*NAMES, *OWN}
     if wrong := chosen - {*NAMES, *OWN}:
         raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*NAMES, *OWN))}", param_hint="--only")
+    if out.stem in {*NAMES, *OWN}:
+        raise typer.BadParameter(f"a run of {out.stem} is itself kept in {out.name}; name another file", param_hint="--out")
     console, before = Console(width=170), machine()
     console.print(f"{before}, seed {seed}", soft_wrap=True, highlight=False)
     seconds = seconds or (60 if quick else 600)
