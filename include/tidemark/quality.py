@@ -43,13 +43,10 @@ PAGES_KEPT = 500
 
 TWICE = "SELECT kafka.partition, kafka.offset, count(*) AS times FROM {batch} GROUP BY 1, 2 HAVING count(*) > 1"
 """The records that a log has more than once."""
-QUICKER = {
-    TWICE: """
-        SELECT kafka.partition, shiftright(kafka.offset, 6) AS word FROM {batch} GROUP BY 1, 2
-        HAVING count(*) > bit_count(bit_or(shiftleft(1L, CAST(kafka.offset & 63 AS INT))))"""
-}
-"""Queries that have a row where those they stand for have one, and are asked while it is only yes or no. Of 64 offsets each has a
-bit, so that not every record goes from one task to another."""
+WORD, BITS = "shiftright(kafka.offset, 6)", "bit_or(shiftleft(1L, CAST(kafka.offset & 63 AS INT)))"
+"""SQL by which offsets are counted 64 at a time: each has a bit in its word, so that not every record goes from task to task."""
+QUICKER = {TWICE: f"SELECT kafka.partition, {WORD} AS word FROM {{batch}} GROUP BY 1, 2 HAVING count(*) > bit_count({BITS})"}
+"""Queries that have a row where those they stand for have one, and are asked while it is only yes or no."""
 
 Outcome = Literal["passed", "failed", "error"]
 
