@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import date, datetime
-from datetime import time as clock
+from datetime import date, timedelta
 
 from bench import live
 from bench.drill import ANSWERS, named
@@ -13,14 +12,12 @@ from bench.world import World, until
 from tidemark import lake, query, settle
 from tidemark.pipelines import CATALOG
 
-NOON = clock(12)
-
 
 def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]:
     """`events` up to yesterday's noon, of 1,000 a second, and a few in every hour, which a day must have; live traffic at `rate`,
     `calm` seconds of it alone first."""
     day = world.yesterday(200)
-    world.past(1000, events / 1000, datetime.combine(day, NOON, world.settings.tz))
+    world.past(1000, events / 1000, settle.period(world.settings, day)[0] + timedelta(hours=12))
     world.stream()
     world.wait_read()
     # Yesterday came too late for the live views: what is compared with is what a night has published.
