@@ -82,9 +82,9 @@ def test_a_table_is_made_once_and_says_what_it_is(table):
 
 def test_a_log_is_checkpointed_and_expires_as_it_is_promised(table):
     assert DeltaTable(table.path).metadata().configuration == {
-        "delta.checkpointInterval": "100",
-        "delta.logRetentionDuration": "interval 2 days",
-        "delta.deletedFileRetentionDuration": "interval 2 days",
+        "delta.checkpointInterval": "20",
+        "delta.logRetentionDuration": "interval 1 hours",
+        "delta.deletedFileRetentionDuration": "interval 3 hours",
         "delta.enableExpiredLogCleanup": "true",
     }
 
@@ -93,7 +93,7 @@ def test_expired_entries_leave_a_log_after_a_checkpoint_and_not_at_every_commit(
     """To look for them takes longer than all else in a commit, once there are thousands."""
     often = {"delta.logRetentionDuration": "interval 0 days", "delta.checkpointInterval": "5"}
     DeltaTable(table.path).alter.set_table_properties(often)
-    monkeypatch.setattr(lake, "CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(lake, "CLEAN_EVERY", 5)
     held = []
     for seq in range(7):
         put(table, seq, seq)
@@ -507,7 +507,7 @@ def test_a_run_that_stages_for_days_is_published_whole(settings, table, spark):
     run = a_run(settings, "r1", 0)
     own, three_days_ago = lake.staged_table(table, run.id), time.time() - 3 * 86400
     lake.stage(table, run.id, frame_of(spark, rows(0)))
-    for number in range(1, 205):  # a Delta log is checkpointed every 100 commits; what is older than two days goes then
+    for number in range(1, 205):  # every 100 commits expired entries leave a log
         lake.append(own, Batch(run.id, number, number), lake.write_arrow(own, f"chunk-{number}", rows(number)))
         for entry in (own.path / "_delta_log").iterdir() if number in (98, 150) else ():
             os.utime(entry, (three_days_ago, three_days_ago))
@@ -525,6 +525,16 @@ def test_what_was_staged_is_published_only_as_far_as_its_log_tells_of_it(setting
     with pytest.raises(LakeError, match=r"run r1 staged 2 files of table rollups/panes, of which its log names 1; settle the"):
         publish(settings, table, run)
     assert numbers(table) == [1]
+
+
+def test_what_is_staged_or_replaced_is_dated_ahead_for_as_long_as_vacuum_is_to_spare_it(settings, table, spark):
+    put(table, 0, 1)
+    [live], run = table.files(), a_run(settings, "r1", 0)
+    lake.stage(table, run.id, frame_of(spark, rows(10)))
+    [waiting] = lake.staging(table, run.id).glob("*/day=*/*.parquet")
+    publish(settings, table, run)
+    days = [round((path.stat().st_mtime - time.time()) / 86400, 2) for path in (waiting, table.path / live.path)]
+    assert days == [2, 14]
 
 
 def test_a_views_publication_replaces_every_file_of_its_days(settings, table):

@@ -42,17 +42,22 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# A live table makes 17,000 commits a day: its log is checkpointed every 100 and kept for two days, which is its
-# time-travel promise. Transactions never expire: they are what keeps a batch from counting twice.
-CHECKPOINT_EVERY = 100
+# A live table makes 17,000 commits a day. A commit lists the names in the log three times, an opening once; both read every
+# entry since the last checkpoint, and an opening each file that the checkpoint says is replaced. So what is kept is what is
+# paid for (`bench --only long`), and it is the time-travel promise: an hour, and replaced files for queries of three.
+# Transactions never expire: they are what keeps a batch from counting twice.
+CHECKPOINT_EVERY = 20
+CLEAN_EVERY = 100
 CONFIGURATION = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
-    "delta.logRetentionDuration": "interval 2 days",
-    "delta.deletedFileRetentionDuration": "interval 2 days",
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 3 hours",
     "delta.enableExpiredLogCleanup": "true",
 }
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
+# How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
+WRITING, STAGING = timedelta(hours=1), timedelta(days=2)
 REWRITE = "tidemark-rewrite"
 ATTEMPTS = 30
 # Whoever reads an hour opens whole files: larger ones would hold many hours.
@@ -430,8 +435,8 @@ def commit(
                     max_commit_retries=0,
                 ),
                 post_commithook_properties=PostCommitHookProperties(
-                    # None is what the table says. It looks at each entry: of 35,000, two days of a live table, for half a second.
-                    cleanup_expired_logs=None if (delta.version() + 1) % CHECKPOINT_EVERY == 0 else False,
+                    # None is what the table says. It looks at each entry, so not at every checkpoint.
+                    cleanup_expired_logs=None if (delta.version() + 1) % CLEAN_EVERY == 0 else False,
                 ),
             )
             failpoint("commit")
@@ -482,12 +487,12 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
     return adds
 
 
-def write_spark(table: Table, folder: str, rows: DataFrame) -> list[Any]:
-    """Write a large result from the executors. Returns the add actions; readers see nothing yet."""
+def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = WRITING) -> list[Any]:
+    """Write a large result from the executors. Returns the add actions; readers see nothing yet. VACUUM spares it for `ahead`."""
     hidden = (table.path / folder).with_name(f"_{Path(folder).name}")
     rows.write.partitionBy("day").option("compression", "zstd").option("maxRecordsPerFile", 5_000_000).parquet(str(hidden))
     for path in hidden.glob("day=*/*.parquet"):
-        date_ahead(path)
+        date_ahead(path, ahead)
     hidden.rename(table.path / folder)
     adds = []
     for path in sorted((table.path / folder).glob("day=*/*.parquet")):
@@ -498,9 +503,9 @@ def write_spark(table: Table, folder: str, rows: DataFrame) -> list[Any]:
     return adds
 
 
-def date_ahead(path: Path) -> None:
-    """Date a file that nobody sees yet an hour ahead: VACUUM RETAIN 0 HOURS deletes what no version names and is older."""
-    soon = time.time() + 3600
+def date_ahead(path: Path, by: timedelta = WRITING) -> None:
+    """Date a file so far ahead: VACUUM, RETAIN 0 HOURS too, deletes what no version names and is older than now."""
+    soon = time.time() + by.total_seconds()
     os.utime(path, (soon, soon))
 
 
@@ -931,7 +936,7 @@ def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
         schema = table.delta().schema()
         DeltaTable.create(own.path, schema, mode="ignore", partition_by=["day"], configuration=STAGED)
     if number > staged_upto(table, run):
-        append(own, Batch(run, number, number), write_spark(own, f"chunk-{number}-{uuid.uuid4().hex[:8]}", rows))
+        append(own, Batch(run, number, number), write_spark(own, f"chunk-{number}-{uuid.uuid4().hex[:8]}", rows, STAGING))
 
 
 def staged_upto(table: Table, run: str) -> int:
@@ -991,11 +996,12 @@ def publish(
 
     Removes what they replace on each of the run's days: every file of the day (`whole_days`, a view), or earlier
     publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
-    replaced is noted beside the run's record, so that `roll_back` can bring it back.
+    replaced is noted beside the run's record, so that `roll_back` can bring it back, and dated ahead for as long, so that
+    VACUUM spares it.
     Raises `LakeError` when a day was published with a greater pin, or a file cannot be told to lie before the pin.
     """
     adds = staged(table, run.id)
-    days = set(days)
+    days, note = set(days), replaced_note(settings, run.id, table)
     wanted = {unquote(a.path) for a in adds}
     others = {r.id: r for r in runs(settings)}
     pins = {s: run.pins[s] for s in streams if s in run.pins}
@@ -1038,9 +1044,11 @@ def publish(
         fresh = [a for a in adds if unquote(a.path) not in present]
         if not fresh and not gone:
             return None
-        note = replaced_note(settings, run.id, table)
         note.parent.mkdir(parents=True, exist_ok=True)
         whole_or_nothing(note, json.dumps([[f.path, str(f.day)] for f in gone]))
+        for file in gone:
+            if (path := table.path / file.path).exists():
+                date_ahead(path, duration(settings.rollback_for))
         return [*fresh, *map(remove_action, gone)], dict(said)
 
     return commit(table, decide)

@@ -4,7 +4,9 @@ One home and one stream; the tests follow each other and each begins where the o
 """
 
 import json
+import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -200,8 +203,8 @@ def test_history_of_a_published_table_tells_run_days_verdict_and_reason(shop: Sh
         }
 
 
-def test_every_kind_of_table_keeps_its_history_for_two_days(shop: Shop) -> None:
-    kept = {"delta.logRetentionDuration": "interval 2 days", "delta.deletedFileRetentionDuration": "interval 2 days"}
+def test_every_kind_of_table_keeps_its_history_for_as_long_as_it_is_promised(shop: Shop) -> None:
+    kept = {"delta.logRetentionDuration": "interval 1 hours", "delta.deletedFileRetentionDuration": "interval 3 hours"}
     for name in EVERY:
         properties = shop.theirs.sql(f"DESCRIBE DETAIL delta.`{shop.path(name)}`").collect()[0]["properties"]
         assert kept.items() <= properties.items(), name
@@ -297,9 +300,18 @@ def test_run_staged_before_a_person_s_changes_refuses_and_the_next_settling_brin
         shop.publish(early)
 
     later = shop.settled("what a person changed")  # its pin is the last batch again, and the changes came after that batch
-    shop.sql("VACUUM {t}", "rollups/minutes", "views/hours")  # two days are kept, and with them what is staged
+    shop.sql("VACUUM {t} RETAIN 0 HOURS", "rollups/minutes", "views/hours")
     shop.publish(later)
     assert shop.hours() == shop.rolled() == shop.told()
+
+
+def test_vacuum_leaves_what_a_publication_replaced_so_that_it_comes_back_by_a_roll_back(shop: Shop) -> None:
+    newest, before = settle.runs(shop.settings)[-1], shop.hours()
+    shop.sql("VACUUM {t} RETAIN 0 HOURS", "rollups/minutes", "views/hours")
+    settle.rollback(shop.settings, shop.catalog, newest.id, "to see what was there")
+    assert (15, 99) in shop.hours() != before
+    shop.publish(shop.settled("and back"))
+    assert shop.hours() == shop.rolled() == shop.told() == before
 
 
 def test_roll_back_of_what_a_person_has_rewritten_is_refused(shop: Shop) -> None:
@@ -362,6 +374,31 @@ def test_spark_duckdb_and_polars_give_one_answer_after_all_of_it(shop: Shop) -> 
         by_polars = pl.scan_delta(str(path)).select(*lazily[name]).collect().row(0)
         assert by_spark == by_duckdb == by_polars, name
     assert query.query(shop.settings, shop.catalog, "SELECT sum(records)::INT FROM ledger").rows == [(len(shop.sent),)]
+
+
+def test_stream_of_their_own_that_was_away_for_longer_than_the_history_stops_and_loses_nothing_unsaid(
+    shop: Shop, tmp_path: Path
+) -> None:
+    path, seen = shop.path(f"log/{TOPIC}"), []
+
+    def follow() -> None:
+        source = shop.theirs.readStream.format("delta").option("skipChangeCommits", "true").load(str(path))
+        writing = source.writeStream.foreachBatch(lambda rows, _: seen.append(rows.count()))
+        writing.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+
+    follow()
+    assert sum(seen) == len(shop.sent)
+    shop.batch(at(24, 2))
+    shop.batch(at(24, 3))
+    two_hours_ago = time.time() - 7200
+    for file in (path / "_delta_log").glob("*.*"):
+        os.utime(file, (two_hours_ago, two_hours_ago))
+    DeltaTable(path).create_checkpoint()
+    DeltaTable(path).cleanup_metadata()
+    shop.batch(at(24, 4))
+    with pytest.raises(StreamingQueryException, match="update your retention policy"):
+        follow()
+    assert shop.records() == (len(shop.sent), len(shop.sent))
 
 
 def test_record_deleted_from_a_log_fails_its_gate_and_nothing_that_reads_it_is_published(shop: Shop) -> None:
