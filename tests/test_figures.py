@@ -166,3 +166,11 @@ def test_one_bench_alone_leaves_the_figures_of_the_others(tmp_path):
         (1.0, "python -m bench --only live"),
         (2.0, "python -m bench --only night"),
     ]
+
+
+@pytest.mark.parametrize("name", ["live", "night"])
+def test_a_benchs_own_run_is_no_place_for_all_figures(tmp_path, name):
+    left(tmp_path, name, figures=[])
+    with pytest.raises(typer.BadParameter, match=f"a run of {name} is itself kept in {name}.json; name another file"):
+        bench.bench(only=name, out=tmp_path / f"{name}.json")
+    assert json.loads((tmp_path / f"{name}.json").read_text())["figures"] == []
