@@ -1104,6 +1104,19 @@ def test_damaged_newest_entry_is_named_with_the_way_out(table: Table, left: byte
     assert put(again, 1, 2) and numbers(again) == [1, 2]
 
 
+@pytest.mark.parametrize("then", ["left", "moved away"])
+def test_empty_newest_entry_that_a_checkpoint_has_loses_nothing(table: Table, spark, then: str) -> None:
+    put(table, 0, 1)
+    DeltaTable(table.path).create_checkpoint()
+    entry = table.path / "_delta_log" / "00000000000000000001.json"
+    entry.write_bytes(b"")
+    if then == "moved away":
+        entry.unlink()
+    again = Table(table.root, table.name, "pane")
+    assert again.appended("main") == 0 and put(again, 1, 2)
+    assert numbers(again) == [1, 2] == sorted(r.n for r in spark.read.format("delta").load(str(table.path)).collect())
+
+
 def test_damaged_log_is_not_said_to_come_again(settings) -> None:
     log = Table(settings.lake_path, "log/page_views", "pane")
     log.create(SCHEMA)

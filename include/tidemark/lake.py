@@ -182,7 +182,7 @@ class Table:
             raise LakeError(self.damage(damaged(self.path), error)) from None
         # Delta takes an entry without a line for a commit of nothing; a power cut leaves one in place of what was committed.
         entry = self.entry(found.version())
-        if entry.is_file() and not entry.stat().st_size:
+        if entry.is_file() and not entry.stat().st_size and not checkpointed(entry):
             raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
         return found
 
@@ -284,6 +284,11 @@ class Table:
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""
         return self.delta().transaction_version(stream) if self.exists else None
+
+
+def checkpointed(entry: Path) -> bool:
+    """Whether a checkpoint has what an entry of a Delta log says."""
+    return entry.with_suffix(".checkpoint.parquet").exists()
 
 
 def damaged(path: Path) -> Path | None:
@@ -423,6 +428,9 @@ def commit(
             actions, said = decided
             refuse_vectors(table, delta, actions)
             carried = transactions or [Transaction(REWRITE, (delta.transaction_version(REWRITE) or 0) + 1)]
+            entry = table.entry(delta.version())
+            if not entry.exists() and checkpointed(entry):
+                entry.touch()  # somebody moved it away as damaged: the checkpoint has what it said, but Delta wants to see one
             failpoint("files")
             delta.create_write_transaction(
                 actions,

@@ -215,7 +215,8 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
     except DeltaError as error:
         raise QueryError(f"{name} cannot be read at {path}: {str(error).splitlines()[0]}") from None
     entry = path / "_delta_log" / f"{table.version():020}.json"
-    if entry.is_file() and not entry.stat().st_size:  # which Delta takes for a commit of nothing
+    checkpointed = entry.with_suffix(".checkpoint.parquet").exists()
+    if entry.is_file() and not entry.stat().st_size and not checkpointed:  # which Delta takes for a commit of nothing
         raise QueryError(f"{name} cannot be read at {path}: log entry {entry.name} is empty, as a power cut leaves it")
     partitions = table.metadata().partition_columns
     if partitions != ["day"]:
