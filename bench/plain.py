@@ -48,7 +48,8 @@ class Held:
 def measure(
     world: World, rates: Sequence[float], step: float, hold: float, batch: int, batches: int, rounds: int, others: Sequence[str]
 ) -> list[Figure]:
-    """Ramp the platform's rate until it falls behind; then hold the highest, and each peer's backlog, in turns.
+    """Ramp the platform's rate until it falls behind; then hold the highest, and each peer's backlog, in turns. A rate that a
+    step sustains and a hold does not is given up for the next lower one.
 
     The stream runs beside the peers, with nothing to read; `others` are names of `engines.ENGINES`.
     """
@@ -71,6 +72,10 @@ def measure(
     engine: dict[str, list[dict[str, float]]] = {name: [] for name in others}
     for turn in range(rounds):
         ours.append(offer(world, tree, highest, hold))
+        while not ours[-1].sustained and (lower := [rate for rate in rates if rate < highest]):
+            ends = f"{highest:,.0f} for {step:.0f} s, but for {hold:.0f} s the newest mark was {ours[-1].age:.0f} s old ({OLD})"
+            highest = max(lower)
+            ours = [offer(world, tree, highest, hold)]
         home = world.settings.model_copy(update={"home": world.home / f"plain-{turn}", "lake": None})
         start = {PAGE_VIEWS.name: {str(p): max(0, end - share) for p, end, share in shares(world, (batches + 2) * batch)}}
         theirs += program(

@@ -775,6 +775,31 @@ def test_a_checkpoint_of_the_log_still_names_what_it_holds(settings, littered):
     assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
 
 
+@pytest.mark.parametrize("left", ["cut", "gone meanwhile"])
+def test_what_a_checkpoint_has_is_not_missed_by_a_sweep(settings, littered, left):
+    log = littered.path / "_delta_log"
+    DeltaTable(littered.path).create_checkpoint()
+    for entry in sorted(log.glob("*.json"))[:-1]:
+        if left == "cut":
+            entry.write_text('{"add": {"path": "li')
+        else:
+            entry.unlink()
+            entry.symlink_to("what-was-cleaned-up")  # in the listing, and gone when it is read
+    if left == "gone meanwhile":
+        (log / f"{0:020}.checkpoint.parquet").symlink_to("what-was-cleaned-up")
+    lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
+    assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
+    assert numbers(littered) == [2, 6]
+
+
+def test_a_sweep_of_a_log_that_is_cut_deletes_nothing(settings, littered):
+    before, entry = folders(littered), max((littered.path / "_delta_log").glob("*.json"))
+    entry.write_text('{"add": {"path": "li')
+    with pytest.raises(LakeError, match=f"its log entry {entry} is damaged"):
+        lake.sweep(settings, [Table(littered.root, littered.name)], now=datetime.now(UTC) + TOMORROW)
+    assert folders(littered) == before
+
+
 # ------------------------------------------------------------------------------------------------------- runs and pins
 
 

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -1257,21 +1257,34 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
 
 
 def named_folders(table: Table) -> set[str]:
-    """The first two path segments of every file that the table's log still names, added or removed."""
+    """The first two path segments of every file that the table's log still names, added or removed.
+
+    What the stream's clean-up takes away meanwhile is named by the newer checkpoint that let it.
+    """
     import pyarrow.parquet as pq
 
     table.delta()
     named: set[str] = set()
+    checkpoints = sorted((table.path / "_delta_log").glob("*.checkpoint*.parquet"))
     for entry in (table.path / "_delta_log").glob("*.json"):
-        for action in map(json.loads, entry.read_text().splitlines()):
+        try:
+            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            if checkpoints and entry.stem <= checkpoints[-1].name.split(".")[0]:
+                continue  # cut by a power cut; the checkpoint names its files, those that were removed since as well
+            raise LakeError(table.damage(entry, error)) from None
+        for action in actions:
             for kind in ("add", "remove"):
                 if kind in action:
                     named.add("/".join(unquote(action[kind]["path"]).split("/")[:2]))
-    for checkpoint in (table.path / "_delta_log").glob("*.checkpoint*.parquet"):
-        # Not `read_table`: it gives the nested column another name.
-        actions = pq.ParquetFile(checkpoint).read(columns=["add.path", "remove.path"])
-        for rows in (actions["add"].to_pylist(), actions["remove"].to_pylist()):
-            named |= {"/".join(unquote(r["path"]).split("/")[:2]) for r in rows if r and r["path"]}
+    for checkpoint in checkpoints:
+        with suppress(FileNotFoundError):
+            # Not `read_table`: it gives the nested column another name.
+            columns = pq.ParquetFile(checkpoint).read(columns=["add.path", "remove.path"])
+            for rows in (columns["add"].to_pylist(), columns["remove"].to_pylist()):
+                named |= {"/".join(unquote(r["path"]).split("/")[:2]) for r in rows if r and r["path"]}
     return named
 
 
