@@ -796,7 +796,7 @@ def test_a_sweep_of_a_log_that_is_cut_deletes_nothing(settings, littered):
     before, entry = folders(littered), max((littered.path / "_delta_log").glob("*.json"))
     entry.write_text('{"add": {"path": "li')
     with pytest.raises(LakeError, match=f"its log entry {entry} is damaged"):
-        lake.sweep(settings, [Table(littered.root, littered.name)], now=datetime.now(UTC) + TOMORROW)
+        lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
     assert folders(littered) == before
 
 
