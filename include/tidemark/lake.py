@@ -154,8 +154,13 @@ class Table:
                 self._checkpoint = self.checkpoint()
                 self._delta = self.opened()
             elif not self._still and self.other_log(self._delta.version()):
+                from deltalake.exceptions import DeltaError
+
                 self._checkpoint = self.checkpoint()
-                self._delta.update_incremental()  # which looks at the name of every entry
+                try:
+                    self._delta.update_incremental()  # which looks at the name of every entry
+                except DeltaError as error:
+                    raise LakeError(self.damage(damaged(self.path), error)) from None
             return self._delta
 
     def other_log(self, version: int) -> bool:
