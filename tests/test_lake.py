@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -801,6 +802,23 @@ def test_a_sweep_of_a_log_that_is_cut_deletes_nothing(settings, littered):
 
 
 # ------------------------------------------------------------------------------------------------------- runs and pins
+
+
+@pytest.mark.parametrize("damage", ["", "cut", "another digit"])
+def test_a_damaged_plan_of_a_checkpoint_is_named(settings, damage):
+    checkpoint, said = lake.Checkpoint.of(settings, "main"), b'v1\n{}\n{"clicks":{"0":1298}}' + b" " * 600
+    file = checkpoint.path / "offsets" / "7"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(said)
+    assert checkpoint.offsets(7) == {"clicks": {"0": 1298}}  # an older one may be without sums
+    sums = b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (said[:512], said[512:]))
+    file.with_name(".7.crc").write_bytes(b"crc\0\0\0\2\0" + sums)
+    file.write_bytes({"": said, "cut": b"", "another digit": said.replace(b"1298", b"1299")}[damage])
+    if not damage:
+        assert checkpoint.offsets(7) == {"clicks": {"0": 1298}}
+        return
+    with pytest.raises(LakeError, match=f"stream main: {file} of its checkpoint is damaged"):
+        checkpoint.offsets(7)
 
 
 def test_a_runs_record_is_read_as_it_was_written(settings):

@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -683,8 +684,15 @@ class Checkpoint:
         return max(numbers, default=None)
 
     def offsets(self, number: int) -> dict[str, dict[str, int]]:
-        """`{topic: {partition: until}}` of a planned batch, from Spark's own offset log."""
-        return json.loads((self.path / "offsets" / str(number)).read_text().splitlines()[-1])
+        """`{topic: {partition: until}}` of a planned batch, from Spark's own offset log. Raises `LakeError` for a damaged one."""
+        file = self.path / "offsets" / str(number)
+        try:
+            content = file.read_bytes()
+            if not as_summed(content, file.with_name(f".{number}.crc")):
+                raise ValueError("its checksum is another")
+            return json.loads(content.splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            raise LakeError(f"stream {self.stream}: {file} of its checkpoint is damaged ({error})") from None
 
     def planned_at(self, number: int) -> datetime:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
@@ -699,6 +707,13 @@ class Checkpoint:
             return None
         taken = self.planned_at(done + 1) if (self.path / "offsets" / str(done + 1)).exists() else now
         return Pin(self.stream, generation.base + done, self.offsets(done), taken.isoformat())
+
+
+def as_summed(content: bytes, sums: Path) -> bool:
+    """Whether a file is what Hadoop's checksums beside it say: after a header of eight bytes a CRC-32 of each 512 bytes."""
+    told = sums.read_bytes()[8:] if sums.exists() else b""
+    parts = [content[at : at + 512] for at in range(0, len(content), 512)]
+    return not told or told == b"".join(zlib.crc32(part).to_bytes(4, "big") for part in parts)
 
 
 def streams(settings: Settings, named: Sequence[str]) -> tuple[str, ...]:

@@ -363,9 +363,9 @@ class Stream:
         if found:
             self.refuse_created_again(ids, found)
         earliest = kafka.offsets(self.settings, topics, "earliest")
-        moved, taken = self.taken_over(found)
+        known = self.known_upto(found, recover, repair)
+        moved, taken = self.taken_over(found, known)
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
-        known = self.read_upto(found) if found else {}
         late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
         if found and not (recover or moved or given or late):
             newest = self.checkpoint.newest("offsets")
@@ -375,7 +375,7 @@ class Stream:
                     f"the checkpoint in {self.checkpoint.path} ends at batch {planned} of stream {self.name}, the lake at "
                     f"{last}: an old copy, or files are lost; {repair}"
                 )
-            self.plan_again(found)
+            self.plan_again(found, repair)
             known = self.read_upto(found)  # less, where the newest batch is read again
             lost = self.lost(known, earliest)
             if not accept_loss:
@@ -424,7 +424,7 @@ class Stream:
                     f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                 )
 
-    def plan_again(self, found: lake.Generation) -> None:
+    def plan_again(self, found: lake.Generation, repair: str) -> None:
         """Have Spark plan its newest batch once more where the ledger or a log has lost it; every other table knows it already.
 
         So it is when the newest entry of their Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
@@ -444,10 +444,32 @@ class Stream:
                 f"{' and '.join(lacks)} lack more than the newest batch of stream {self.name}, {seq}. What they held is in Kafka "
                 f"only: move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
             )
+        planned = self.checkpoint.newest("offsets") or done
+        if planned > done:  # Spark would go on with what it planned last, and never come back to this batch
+            every = {"ledger": self.ledger} | {t.name: t for t in self.tables.values()}
+            if begun := [name for name, table in every.items() if (table.appended(self.name) or 0) >= found.base + planned]:
+                afresh = f"move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
+                raise SpeedError(
+                    f"{' and '.join(lacks)} lack the newest whole batch of stream {self.name}, {seq}, and {begun[0]} has some of "
+                    f"the next one; {repair if lacks == ['ledger'] else f'what is lacking is in Kafka only: {afresh}'}"
+                )
+            for file in (str(planned), f".{planned}.crc"):
+                (self.checkpoint.path / "offsets" / file).unlink(missing_ok=True)
         log.warning("its newest batch is read again: it is not there any more", tables=lacks, stream=self.name, seq=seq)
         (self.checkpoint.path / "commits" / str(done)).unlink()
 
-    def taken_over(self, found: lake.Generation | None) -> tuple[bool, dict[str, int]]:
+    def known_upto(self, found: lake.Generation | None, recover: bool, repair: str) -> dict[str, dict[str, int]]:
+        """What the checkpoint has committed; nothing where it is damaged and another is opened: the logs and the ledger know."""
+        try:
+            if found and (newest := self.checkpoint.newest("offsets")) is not None:
+                self.checkpoint.offsets(newest)
+            return self.read_upto(found) if found else {}
+        except lake.LakeError as error:
+            if recover:
+                return {}
+            raise SpeedError(f"{error}; {repair}") from None
+
+    def taken_over(self, found: lake.Generation | None, mine: Mapping[str, Mapping[str, int]]) -> tuple[bool, dict[str, int]]:
         """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
         batch. Raises `SpeedError` for one that has not drained.
         """
@@ -470,7 +492,6 @@ class Stream:
                     f"stream {stream} was reading {half[0]} and has ended inside a batch. Start it, so that it finishes what it "
                     f"has begun, and drain it: tidemark speed --stream {stream}. Then start this one again"
                 )
-        mine = self.read_upto(found) if found else {}
         read_on = {
             stream
             for (topic, p), (until, stream) in entered.items()

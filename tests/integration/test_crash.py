@@ -270,6 +270,37 @@ def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("lost", "point", "refused"), [("log", "offsets:1", ""), ("ledger", "between:1", "--recover")], ids=["log", "ledger"]
+)
+def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
+    lost: str, point: str, refused: str, shop: Shop, run, spark: SparkSession
+) -> None:
+    """Spark goes on with what it has planned last: what came before would never be read again."""
+    table = shop.tables()[lost]
+    stream, sent = run(shop.settings, {"topic": shop.topic}), 0
+    while not sent or names_its_batch(table):
+        shop.send()
+        stream.until(lambda: shop.read() and shop.planned() is None)
+        sent += 1
+    stream.kill()
+    shop.send()
+    run(shop.settings, {"topic": shop.topic}, failpoint=point).dies()
+    assert shop.planned() is not None
+    batches_away(table)
+    if refused:
+        stream = run(shop.settings, {"topic": shop.topic})
+        assert stream.popen.wait(180) > 0
+        assert "ledger lack the newest whole batch of stream main" in stream.said and refused in stream.said
+        for entry in table.path.parent.glob(f"damaged-{table.path.name}-*"):
+            entry.rename(table.path / "_delta_log" / entry.name.split("-")[-1])
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.drains()
+    check_everything(shop, spark)
+
+
+@pytest.mark.long
 def test_log_that_lacks_two_batches_is_refused(shop: Shop, run) -> None:
     log = shop.tables()["log"]
     stream = run(shop.settings, {"topic": shop.topic})
