@@ -91,7 +91,7 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
         case "batch":
             return batch.measure(world, (100, 5000, 20_000), (1, 4, 16), batches=12)
         case "series":
-            return series.measure(world, 2500 if quick else 20_000, rounds=1 if quick else 3)
+            return series.measure(world, 5000 if quick else 20_000, rounds=1 if quick else 3)
         case "long":
             return long.measure(world, 2500 if quick else 120_000, (100, 1000) if quick else (100, 1000, 10_000))
         case "every":
