@@ -309,7 +309,7 @@ class Drill:
         tables = [lake.ledger(self.settings), *(lake.table(self.settings, d) for d in declared)]
         newest = [max((table.path / "_delta_log").glob("*.json")) for table in tables]
         # What a checkpoint has nobody reads from its entry.
-        entry = self.random.choice([e for e in newest if not e.with_suffix(".checkpoint.parquet").exists()])
+        entry = self.random.choice([e for e in newest if not lake.checkpointed(e)])
         os.truncate(entry, self.random.choice((0, entry.stat().st_size // 2)))
         refuses = local.start(self.settings, STREAM, self.speed(), self.world.environment())
         until(lambda: not refuses.alive(), 180)

@@ -41,6 +41,10 @@ class Held:
         return self.behind <= BEHIND and self.age <= OLD
 
     @property
+    def told(self) -> str:
+        return f"{self.rate:,.0f} {self.behind:.0f} s unread ({BEHIND} at most), the newest mark {self.age:.0f} s old ({OLD})"
+
+    @property
     def an_event(self) -> float:
         return self.events / self.cpu
 
@@ -60,7 +64,7 @@ def measure(
     for rate in rates:
         ramp.append(tried := offer(world, tree, rate, step))
         if not tried.sustained:
-            ends = f"at {rate:,.0f} {tried.behind:.0f} s unread ({BEHIND} at most), the newest mark {tried.age:.0f} s old ({OLD})"
+            ends = f"at {tried.told}"
             break
         highest = rate
     if not highest:
@@ -73,7 +77,7 @@ def measure(
     for turn in range(rounds):
         ours.append(offer(world, tree, highest, hold))
         while not ours[-1].sustained and (lower := [rate for rate in rates if rate < highest]):
-            ends = f"{highest:,.0f} for {step:.0f} s, but for {hold:.0f} s the newest mark was {ours[-1].age:.0f} s old ({OLD})"
+            ends = f"held for {hold:.0f} s, at {ours[-1].told}"
             highest = max(lower)
             ours = [offer(world, tree, highest, hold)]
         home = world.settings.model_copy(update={"home": world.home / f"plain-{turn}", "lake": None})
