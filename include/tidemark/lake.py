@@ -155,13 +155,9 @@ class Table:
                 self._checkpoint = self.checkpoint()
                 self._delta = self.opened()
             elif not self._still and self.other_log(self._delta.version()):
-                from deltalake.exceptions import DeltaError
-
                 self._checkpoint = self.checkpoint()
-                try:
+                with self.read_or_named():
                     self._delta.update_incremental()  # which looks at the name of every entry
-                except DeltaError as error:
-                    raise LakeError(self.damage(damaged(self.path), error)) from None
             return self._delta
 
     def other_log(self, version: int) -> bool:
@@ -180,17 +176,24 @@ class Table:
 
     def opened(self) -> DeltaTable:
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
 
-        try:
+        with self.read_or_named():
             found = DeltaTable(self.path)
-        except DeltaError as error:
-            raise LakeError(self.damage(damaged(self.path), error)) from None
         # Delta takes an entry without a line for a commit of nothing; a power cut leaves one in place of what was committed.
         entry = self.entry(found.version())
         if entry.is_file() and not entry.stat().st_size and not checkpointed(entry):
             raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
         return found
+
+    @contextmanager
+    def read_or_named(self) -> Iterator[None]:
+        """Reads of the table's log: what cannot be read is a `LakeError` that names the entry."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except DeltaError as error:
+            raise LakeError(self.damage(damaged(self.path), error)) from None
 
     def damage(self, entry: Path | None, why: object) -> str:
         """What is broken, and the way out: what is folded from a log comes again from there."""
@@ -1075,8 +1078,8 @@ def publish(
         note.parent.mkdir(parents=True, exist_ok=True)
         whole_or_nothing(note, json.dumps([[f.path, str(f.day)] for f in gone]))
         for file in gone:
-            if (path := table.path / file.path).exists():
-                date_ahead(path, duration(settings.rollback_for))
+            with suppress(FileNotFoundError):
+                date_ahead(table.path / file.path, duration(settings.rollback_for))
         return [*fresh, *map(remove_action, gone)], dict(said)
 
     return commit(table, decide)

@@ -348,6 +348,10 @@ class Stream:
         self.metrics.of(metrics.SET_ASIDE, declared.name).set(1)
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
+    @property
+    def repair(self) -> str:
+        return f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
+
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
         """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
         where its topics are others than before.
@@ -359,11 +363,10 @@ class Stream:
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
         last = max((seq for seq in entered if seq is not None), default=-1)
         ids = kafka.topic_ids(self.settings, topics)
-        repair = f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
         if found:
             self.refuse_created_again(ids, found)
         earliest = kafka.offsets(self.settings, topics, "earliest")
-        known = self.known_upto(found, recover, repair)
+        known = self.known_upto(found, recover)
         moved, taken = self.taken_over(found, known)
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
         late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
@@ -373,9 +376,9 @@ class Stream:
             if planned < last:
                 raise SpeedError(
                     f"the checkpoint in {self.checkpoint.path} ends at batch {planned} of stream {self.name}, the lake at "
-                    f"{last}: an old copy, or files are lost; {repair}"
+                    f"{last}: an old copy, or files are lost; {self.repair}"
                 )
-            self.plan_again(found, repair)
+            self.plan_again(found)
             known = self.read_upto(found)  # less, where the newest batch is read again
             lost = self.lost(known, earliest)
             if not accept_loss:
@@ -387,7 +390,7 @@ class Stream:
         if not found and last >= 0 and not (recover or accept_loss):
             raise SpeedError(
                 f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
-                f"{self.name}; {repair}"
+                f"{self.name}; {self.repair}"
             )
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
@@ -424,7 +427,7 @@ class Stream:
                     f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                 )
 
-    def plan_again(self, found: lake.Generation, repair: str) -> None:
+    def plan_again(self, found: lake.Generation) -> None:
         """Have Spark plan its newest batch once more where the ledger or a log has lost it; every other table knows it already.
 
         So it is when the newest entry of their Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
@@ -439,35 +442,36 @@ class Stream:
             return
         rows = lake.ledger_rows(self.settings, self.name, max(found.base - 1, min(known.values())))
         more = [r["seq"] for r in rows if r["topic"] in lacks and known[r["topic"]] < r["seq"] < seq]
+        afresh = f"in Kafka only: move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
         if more or known["ledger"] < seq - 1:
             raise SpeedError(
-                f"{' and '.join(lacks)} lack more than the newest batch of stream {self.name}, {seq}. What they held is in Kafka "
-                f"only: move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
+                f"{' and '.join(lacks)} lack more than the newest batch of stream {self.name}, {seq}. What they held is {afresh}"
             )
         planned = self.checkpoint.newest("offsets") or done
         if planned > done:  # Spark would go on with what it planned last, and never come back to this batch
             every = {"ledger": self.ledger} | {t.name: t for t in self.tables.values()}
             if begun := [name for name, table in every.items() if (table.appended(self.name) or 0) >= found.base + planned]:
-                afresh = f"move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
                 raise SpeedError(
                     f"{' and '.join(lacks)} lack the newest whole batch of stream {self.name}, {seq}, and {begun[0]} has some of "
-                    f"the next one; {repair if lacks == ['ledger'] else f'what is lacking is in Kafka only: {afresh}'}"
+                    f"the next one; {self.repair if lacks == ['ledger'] else f'what is lacking is {afresh}'}"
                 )
             for file in (str(planned), f".{planned}.crc"):
                 (self.checkpoint.path / "offsets" / file).unlink(missing_ok=True)
         log.warning("its newest batch is read again: it is not there any more", tables=lacks, stream=self.name, seq=seq)
         (self.checkpoint.path / "commits" / str(done)).unlink()
 
-    def known_upto(self, found: lake.Generation | None, recover: bool, repair: str) -> dict[str, dict[str, int]]:
+    def known_upto(self, found: lake.Generation | None, recover: bool) -> dict[str, dict[str, int]]:
         """What the checkpoint has committed; nothing where it is damaged and another is opened: the logs and the ledger know."""
+        if not found:
+            return {}
         try:
-            if found and (newest := self.checkpoint.newest("offsets")) is not None:
+            if (newest := self.checkpoint.newest("offsets")) is not None:
                 self.checkpoint.offsets(newest)
-            return self.read_upto(found) if found else {}
+            return self.read_upto(found)
         except lake.LakeError as error:
             if recover:
                 return {}
-            raise SpeedError(f"{error}; {repair}") from None
+            raise SpeedError(f"{error}; {self.repair}") from None
 
     def taken_over(self, found: lake.Generation | None, mine: Mapping[str, Mapping[str, int]]) -> tuple[bool, dict[str, int]]:
         """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
