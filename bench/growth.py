@@ -63,7 +63,7 @@ def grow(
     from tidemark.settings import Settings
 
     settings = Settings()
-    spark = session(settings, "growth", optimize="never" if events < settle.LONG["log"] else "late")
+    spark = session(settings, "growth", optimize=events >= settle.LONG["log"])
     start, at = datetime(2026, 1, 1, tzinfo=UTC), settings.home / "grown"
     end = start + timedelta(days=days)
     cpu: dict[str, float] = dict.fromkeys(STAGES, 0.0)

@@ -36,8 +36,8 @@ FLAT = {
     "checkpoint": (0.1, "MiB"),
     "process_log": (2, "MiB"),
 }
-"""What each may grow by in an hour and be flat: what the greatest values of lives without a leak differ by. A Delta log keeps two
-days of its commits, and so grows for two days."""
+"""What each may grow by in an hour and be flat: what the greatest values of lives without a leak differ by. A Delta log keeps an
+hour of its commits, and so grows for an hour."""
 
 
 @dataclass(frozen=True)

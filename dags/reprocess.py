@@ -99,7 +99,7 @@ def reprocess() -> None:
         pool="spark",
         retries=2,
         retry_delay=timedelta(seconds=20),
-        **session.submitted(SETTINGS, optimize="late"),
+        **session.submitted(SETTINGS, optimize=True),
     )
 
     @task(retries=0)

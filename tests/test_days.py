@@ -99,7 +99,7 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
 
 
 @pytest.mark.parametrize("source", settle.LONG)
-@pytest.mark.parametrize(("of_long", "optimize"), [(0.4, "never"), (0.5, "late")])
+@pytest.mark.parametrize(("of_long", "optimize"), [(0.4, False), (0.5, True)])
 def test_run_over_many_records_takes_a_jvm_that_optimizes(settings, monkeypatch, source, of_long, optimize):
     from tidemark.pipelines import traffic
 

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
@@ -116,26 +116,23 @@ def cluster(settings: Settings) -> dict[str, str]:
     }
 
 
-Optimize = Literal["never", "late", "soon"]
-COMPILERS: dict[Optimize, str] = {
-    "never": "-XX:TieredStopAtLevel=1 ",
-    "late": "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
-    "-XX:Tier4BackEdgeThreshold=400000 ",
-    "soon": "",
-}
-"""When a JVM gives code to C2, the compiler that optimizes. Never, where life is minutes: on two cores a start is then twice as
-fast. Ten times as late as Java does by itself, where millions of records make the loops over them worth it, but planning never
-is: thirty days settled take 121 CPU-seconds without, 129 so, 155 as Java does. And as Java does, for a stream, which lives for
-days: its loops over sets run six times as fast, and 1,000 events/s behind an hour cost half the cores."""
+ONLY_C1 = "-XX:TieredStopAtLevel=1"
+LATE = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
+    "-XX:Tier4BackEdgeThreshold=400000"
+)
+"""When a JVM gives code to C2, the compiler that optimizes: never, where life is minutes, or ten times as late as Java does by
+itself, where millions of records make the loops over them worth it, but planning never is. Thirty days settled take 121
+CPU-seconds without, 129 so, 155 as Java does; decision 0019 has the figures of a stream."""
 
 
-def java(settings: Settings, optimize: Optimize = "never") -> dict[str, str]:
+def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
     """What must be said before the JVM starts."""
     # The serial collector, for two cores. The code cache would be 48 MB with C1 alone, which generated code fills in minutes;
     # then a third of a core goes into sweeping it.
     log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
     options = (
-        f"{COMPILERS[optimize]}-XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
+        f"{LATE if optimize else ONLY_C1} -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
         f"-Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
     )
     if (archive := settings.jars / ARCHIVE).is_file():
@@ -143,18 +140,18 @@ def java(settings: Settings, optimize: Optimize = "never") -> dict[str, str]:
     return {"spark.driver.memory": settings.driver_memory, "spark.driver.extraJavaOptions": options}
 
 
-def submitted(settings: Settings, optimize: Optimize = "never") -> dict[str, Any]:
+def submitted(settings: Settings, optimize: bool = False) -> dict[str, Any]:
     """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it."""
     own = {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))}
     conf = java(settings, optimize) | own | cluster(settings)
     return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
 
 
-def session(settings: Settings, app: str, extra: dict[str, str] | None = None, optimize: Optimize = "never") -> SparkSession:
+def session(settings: Settings, app: str, extra: dict[str, str] | None = None, optimize: bool = False) -> SparkSession:
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
-    `extra` overrides single settings; `optimize` is one of `COMPILERS`. Raises `FileNotFoundError` when the jars have not been
-    fetched (`tidemark jars`).
+    `extra` overrides single settings; `optimize` is for who reads millions of records. Raises `FileNotFoundError` when the jars
+    have not been fetched (`tidemark jars`).
     """
     from pyspark.sql import SparkSession
 

@@ -539,8 +539,7 @@ class Settling:
     def work(self) -> None:
         days = {date.fromisoformat(d) for d in (*self.run.days, *self.run.open_days)}
         many = records_of(self.settings, self.catalog, self.needed, days) >= LONG[self.run.source]
-        optimize: session.Optimize = "late" if many else "never"
-        self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}", optimize=optimize)
+        self.spark: SparkSession = session.session(self.settings, f"tidemark-{self.run.id}", optimize=many)
         self.outer: dict[str, lake.Table] = {}
         for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             self.outer[declared.name] = lake.table(self.settings, declared)

@@ -216,7 +216,7 @@ class Stream:
             self.settings,
             f"tidemark-{self.name}",
             {"spark.scheduler.allocation.file": f"file:{self.pools()}"},
-            optimize="soon" if self.mine.rollups else "never",
+            optimize=bool(self.mine.rollups),
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
