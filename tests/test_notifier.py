@@ -379,6 +379,12 @@ def test_digest_counts_equal_titles_and_calls_whom_its_messages_call() -> None:
     assert one.mention == ("ann", "bob")
 
 
+@pytest.mark.parametrize("nothing", ["", "\n", " \n "])
+def test_digest_names_a_message_that_says_nothing(nothing: str) -> None:
+    one = notifier.digest([message("m1", title="", content=nothing), message("m2", title="", content="\nsecond line")])
+    assert one.content.splitlines() == ["m1", "second line"]
+
+
 @pytest.mark.parametrize("platform", ["dingtalk", "wecom"])
 def test_digest_of_ten_thousand_is_one_message_that_says_how_many(platform: str, world: Platforms, post: Post) -> None:
     post.target(platform, Pace(rate=1, minute=0.3))

@@ -174,6 +174,11 @@ def body(robot: Robot, message: Message) -> dict[str, Any]:
     return {"msgtype": name} | made(robot, message)
 
 
+def headline(message: Message) -> str:
+    """The title, else the first line that says something, else the name of a message that says nothing."""
+    return next((line for line in (message.title, *message.content.splitlines()) if line.strip()), message.id)
+
+
 def mentioned(message: Message) -> tuple[list[str], list[str], bool]:
     """Telephone numbers, user ids, and whether everybody is meant."""
     rest = [one for one in message.mention if one != "all"]
@@ -222,14 +227,14 @@ def ding_text(robot: Robot, message: Message) -> dict[str, Any]:
 
 
 def ding_link(robot: Robot, message: Message) -> dict[str, Any]:
-    title = message.title or message.content.splitlines()[0]
+    title = headline(message)
     text = fitted(message.content or title, DING_MOST, keyword(robot, title, message.content))
     return {"link": {"title": cut(title, 200), "text": text, "picUrl": message.picture or "", "messageUrl": message.link}}
 
 
 def ding_markdown(robot: Robot, message: Message) -> dict[str, Any]:
     text, (numbers, people, _) = as_markdown(message), mentioned(message)
-    title = message.title or message.content.splitlines()[0]
+    title = headline(message)
     names = " ".join(f"@{one}" for one in (*numbers, *people))  # without its name in the text nobody is called
     content = fitted(text, DING_MOST, names and f"\n{names}", keyword(robot, text))
     return {"markdown": {"title": cut(title, 200), "text": content}, "at": ding_at(message)}
@@ -243,7 +248,7 @@ def wecom_text(robot: Robot, message: Message) -> dict[str, Any]:
 
 
 def wecom_link(robot: Robot, message: Message) -> dict[str, Any]:
-    title = message.title or message.content.splitlines()[0]
+    title = headline(message)
     article = {"title": cut(title, 128), "description": fitted(message.content, 512, keyword(robot, title, message.content))}
     return {"news": {"articles": [article | {"url": message.link, "picurl": message.picture or ""}]}}
 
@@ -270,7 +275,7 @@ def digest(messages: Sequence[Message]) -> Message:
 
     The platform's limit cuts the list at its end; that there are more than it shows, its first line says.
     """
-    titles = Counter(message.title or message.content.splitlines()[0] for message in messages)
+    titles = Counter(headline(message) for message in messages)
     lines = [title if count == 1 else f"{title} ×{count}" for title, count in titles.items()]
     mention = tuple(dict.fromkeys(one for message in messages for one in message.mention))
     return Message(
@@ -789,7 +794,9 @@ class Notifier:
         log.error("a message went to the dead letters", id=whole, because=because)
         event = Event(value, key=whole, headers={n: v.encode() for n, v in headers.items()})
         try:
-            return kafka.produce(self.settings, DEAD_LETTERS, [event], options=notify.AT_ONCE).complete
+            # Of a file it is tried again soon, and meanwhile nothing else would be said.
+            patience = kafka.PATIENCE if record else notify.PATIENCE
+            return kafka.produce(self.settings, DEAD_LETTERS, [event], patience=patience, options=notify.AT_ONCE).complete
         except Exception as error:
             log.error("the dead letters cannot be written", because=type(error).__name__)
             return False
