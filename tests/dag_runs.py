@@ -26,8 +26,9 @@ def happened(session):
 
 
 def begun_by_events(*, session, dag, **more):
-    # A scheduler gives a run the events that have begun it; `dag.test()` gives it none.
+    # A scheduler gives a run the events that have begun it, and says how it was begun; `dag.test()` begins each by hand.
     run = made(session=session, dag=dag, **more)
+    run.run_type = (more["conf"] or {}).get("begun", run.run_type)
     if dag.dag_id == "nightly_report":
         run.consumed_asset_events += [event for event in happened(session) if event.name == "tidemark_night"]
         session.commit()

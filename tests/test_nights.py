@@ -177,6 +177,14 @@ def test_a_report_that_no_night_has_begun_is_of_yesterday(settings: Settings) ->
 
 
 @pytest.mark.long
+def test_the_report_at_six_is_written_where_there_is_none_and_by_hand_always(settings: Settings) -> None:
+    six = ("nightly_report", {"begun": "scheduled"}, "")
+    ended = Ended(settings, six, six, ("nightly_report", {}, ""))
+    assert [len(run["gave"]["report"]) for run in ended.runs] == [1, 0, 1], ended.log[-4000:]
+    assert [one["title"] for one in told(settings)] == [f"Report of {settle.yesterday(settings)}"] * 2
+
+
+@pytest.mark.long
 def test_the_newest_night_settles_at_most_thirty_one_days_again_and_another_night_none(settings: Settings) -> None:
     newest = settle.yesterday(settings)
     before = [newest - timedelta(days=n) for n in range(40, 0, -1)]
