@@ -1,6 +1,7 @@
 """Each check that the traffic pipeline declares holds on a day that is right, and trips on a day that is wrong."""
 
 from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -69,6 +70,26 @@ DECLARED = [(d.name, c.name) for d in (*CATALOG.topics.values(), *CATALOG.derive
 def test_a_declared_check_holds_on_a_right_day_and_trips_on_a_wrong_one(right, wrong, table, check):
     assert right[table, check].outcome == "passed", right[table, check].observed
     assert wrong[table, check].outcome == "failed", wrong[table, check].observed
+
+
+@pytest.mark.parametrize(("lacks", "outcome"), [(None, "passed"), (0, "failed"), (23, "failed")])
+def test_where_midnight_cuts_an_hour_each_that_begins_in_the_day_is_present_and_sums_are_not_asked(spark, lacks, outcome):
+    start = START - timedelta(hours=5, minutes=30)  # Asia/Kolkata
+    begun = [h for n, h in enumerate(start + timedelta(hours=n, minutes=30) for n in range(24)) if n != lacks]
+    schemas, names = {d.name: s for d, s in fold.schemas(spark, CATALOG)}, ("site_hourly_traffic", "site_daily_traffic")
+    found = [(h, 10, 4, True, DAY) for h in begun], [(235, 30, True, DAY)]
+    frames = {n: spark.createDataFrame(rows, schemas[n]) for n, rows in zip(names, found, strict=True)}
+    schema = "start TIMESTAMP, end TIMESTAMP, zone STRING"
+    beside = {
+        "period": spark.createDataFrame([(start, start + timedelta(days=1), "Asia/Kolkata")], schema),
+        "published_site_daily_traffic": spark.createDataFrame([], "day DATE, pv BIGINT"),
+    }
+    zone = ZoneInfo("Asia/Kolkata")
+    end = (start + timedelta(days=1)).astimezone(zone)
+    judged = {n: quality.Judged(CATALOG[n], f, start.astimezone(zone), end) for n, f in frames.items()}
+    said = {v.check: v.outcome for v in quality.judge("run", judged, beside=beside)}
+    assert said.pop("every hour of the day is present") == outcome
+    assert {*said.values()} == {"passed"}
 
 
 def test_only_the_weekday_before_is_a_warning(wrong):

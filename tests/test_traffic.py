@@ -210,6 +210,25 @@ def test_a_day_ends_when_it_is_midnight_there_and_a_quarter_of_an_hour_too(spark
         spark.conf.set("spark.tidemark.zone", "UTC")
 
 
+@pytest.mark.parametrize("view", [hourly_traffic, site_hourly_traffic])
+def test_an_hour_that_midnight_cuts_is_whole_and_the_earlier_day_s(spark, view):
+    #   there: [18th ------- 23:50 00:10 ---- [19th       UTC: [18:00 I 18:30 I 19:00)
+    frame, days = quarters(spark, "18:20:00 ann /", "18:40:00 bob /"), [at("2026-11-17T18:30:00"), at("18:30:00")]
+    spark.conf.set("spark.tidemark.zone", "Asia/Kolkata")
+    try:
+
+        def read(_, low, high):
+            return frame.where(f"pane >= TIMESTAMP '{low}' AND pane < TIMESTAMP '{high}'")
+
+        found = [
+            rows(fold.answers(spark, view, view, read, day, day + timedelta(days=1), settled=True, merged=True), "hour", "pv")
+            for day in days
+        ]
+        assert found == [[(at("18:00:00"), 2)], []]
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
+
+
 # --------------------------------------------------------------------------------------------------------------- sample
 
 

@@ -680,12 +680,19 @@ def answers(
     frames = []
     for since, until in days_of(start, end) if any(map(is_table, way.reads.values())) else [(start, end)]:
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
+        high = whole_hour(high) if settled else high
         asked = period(spark, since, until)
         handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged)
         if isinstance(way, Shortcut):
             handed = {p: as_counts(f, way.counted) if isinstance(way.reads[p], Rollup) else f for p, f in handed.items()}
         frames.append(answer(view, way.function, handed, asked, settled))
     return union(frames)
+
+
+def whole_hour(at: datetime) -> datetime:
+    """The end of the UTC hour that an instant cuts, or itself: where a zone is half an hour off, so is a day's end, and the row of
+    its last hour is of events of the next day too."""
+    return at + timedelta(seconds=-at.timestamp() % 3600)
 
 
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:

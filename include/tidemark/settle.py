@@ -358,7 +358,7 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     views' lookahead after it and `nightly_after` were over."""
     grace = duration(settings.nightly_after)
     ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
-    if (over := period(settings, day)[1] + ahead + grace) > datetime.now(UTC):
+    if (over := fold.whole_hour(period(settings, day)[1] + ahead) + grace) > datetime.now(UTC):
         return f"late records of {day} are waited for until {over:%Y-%m-%d %H:%M} UTC"
     pins = lake.pins(settings, catalog.streams)
     if not pins:
@@ -369,7 +369,7 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
 def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
     """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it."""
     ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
-    end = min(period(settings, day)[1] + ahead + grace, datetime.now(UTC))
+    end = min(fold.whole_hour(period(settings, day)[1] + ahead) + grace, datetime.now(UTC))
     try:
         held = kafka.offsets(settings, list(catalog.topics), end)
     except (kafka.BrokerAway, kafka.TopicMissing) as away:
