@@ -529,6 +529,27 @@ def test_screen_fits_a_small_terminal():
     assert all(len(row) <= 100 for row in text.splitlines())
 
 
+def test_screen_shows_a_page_as_it_was_sent_and_obeys_none():
+    pages = (("/a[/]", 3, 3), ("/users/[id]", 2, 2), ("/\x1b]52;c;eA==\x07\x9b2J", 1, 1))
+    console = Console(width=100, force_terminal=True, file=(file := io.StringIO()))
+    console.print(watch.screen(watch.Sight(((NOON, 6, 6),), pages), NOON))
+    assert all(page in file.getvalue() for page in ("/a[/]", "/users/[id]", r"/\x1b]52;c;eA==\x07\x9b2J"))
+
+
+def test_note_without_a_terminal_is_told_as_it_is(config):
+    console = Console(width=100, file=(file := io.StringIO()))
+    watch.watch(config, CATALOG, console, notes=lambda: ["failed: [/tmp/x]"], seconds=0.01)
+    assert "failed: [/tmp/x]" in file.getvalue()
+
+
+def test_table_on_a_terminal_shows_what_would_command_it(monkeypatch):
+    console = Console(width=100, force_terminal=True, file=(file := io.StringIO()))
+    monkeypatch.setattr(cli, "console", lambda: console)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cli.table(["page"], [["/\x1b[2J\nnext"]])
+    assert r"/\x1b[2J" in file.getvalue() and "\x1b[2J" not in file.getvalue()
+
+
 @pytest.mark.parametrize(("values", "bars"), [([], ""), ([5, 5], "▁▁"), ([0, 7], "▁█"), (list(range(17)), "▁▂▃▅▆█")])
 def test_sparkline_runs_from_the_lowest_to_the_highest(values, bars):
     assert watch.sparkline(values, 8) == bars

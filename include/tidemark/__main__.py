@@ -266,11 +266,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence
     from rich.table import Table
     from rich.text import Text
 
+    from tidemark.watch import visible
+
     shown = Table(box=None, pad_edge=False)
     for column in columns:
         shown.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in cells:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(visible(value)) for value in row))
     console().print(shown)
 
 
@@ -608,13 +610,16 @@ def consume(
     tidemark consume page_views --from earliest --limit 10
     """
     from tidemark import kafka
+    from tidemark.watch import visible
 
     declared, at = topic_named(topic), place(start)
+    shown = visible if sys.stdout.isatty() else str
     for record in kafka.consume(with_broker(), declared.name, at, limit=limit, follow=follow or at == "latest"):
         if json_:
             typer.echo(json.dumps(record, default=plain, ensure_ascii=False))
         else:
-            key, value = ("∅" if b is None else b.decode("utf-8", "backslashreplace") for b in (record.key, record.value))
+            said = ("∅" if b is None else b.decode("utf-8", "backslashreplace") for b in (record.key, record.value))
+            key, value = map(shown, said)
             typer.echo(f"{record.partition}/{record.offset}  {record.timestamp:%Y-%m-%d %H:%M:%S.%f}  {key}  {value}")
 
 

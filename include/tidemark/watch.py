@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,11 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def visible(text: str) -> str:
+    """What would command a terminal, as Python writes it: a page, a key or a value is whatever somebody sent."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
 def age(then: datetime | None, now: datetime) -> str:
     """How long ago, in words; a clock that is ahead reads as now."""
     if then is None:
@@ -147,7 +153,7 @@ def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> Renderable
         pages.add_column("page views", justify="right")
         pages.add_column("unique visitors", justify="right")
         for page, views, visitors in sight.pages:
-            pages.add_row(page, f"{views:,}", f"{visitors:,}")
+            pages.add_row(Text(visible(page)), f"{views:,}", f"{visitors:,}")
         parts.append(pages)
     else:
         parts.append(Text("waiting for the first rows"))
@@ -215,9 +221,9 @@ def watch(
         sight = look.now()
         if sight.mark != shown:
             shown = sight.mark
-            console.print(line(sight, datetime.now(UTC)), soft_wrap=True, highlight=False)
+            console.print(line(sight, datetime.now(UTC)), soft_wrap=True, markup=False, highlight=False)
         for note in notes():
             if note not in told:
                 told.add(note)
-                console.print(note, soft_wrap=True, highlight=False)
+                console.print(note, soft_wrap=True, markup=False, highlight=False)
         time.sleep(EVERY)
