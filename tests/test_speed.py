@@ -125,6 +125,26 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
 
 
+def test_a_table_that_cannot_be_merged_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged: list[str] = []
+
+    def compact(_spark: Any, _settings: Any, table: str, *_: Any) -> None:
+        merged.append(table)
+        if table == "page_views":
+            raise FileNotFoundError("a file is gone")
+
+    monkeypatch.setattr("tidemark.lake.compact", compact)
+    monkeypatch.setattr("tidemark.lake.pins", lambda *_: {})
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings = SimpleNamespace(state=tmp_path, compact_every="1 minute")
+    stream.spark, stream.name, stream.catalog, stream.mine = None, "main", CATALOG, CATALOG.stream("main")
+    stream.stopping, stream.caught_up, stream.ledger = threading.Event(), True, "ledger"
+    stream.checkpoint = SimpleNamespace(pin=lambda: SimpleNamespace(seq=7))
+    stream.tables = {name: name for name in ("page_views", "page_panes", "page_quarters")}
+    stream.compactions()()
+    assert merged == ["page_views", "page_panes", "page_quarters", "ledger"]
+
+
 def test_a_batch_announces_what_it_brings_and_a_failure_there_does_not_stop_the_stream(tmp_path: Path) -> None:
     done: list[str] = []
     stream = object.__new__(speed.Stream)

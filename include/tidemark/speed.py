@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -992,7 +993,8 @@ class Stream:
             upto = {name: pin.seq for name, pin in lake.pins(self.settings, self.catalog.streams).items()}
             for declared in declarations:
                 if declared.name in self.tables:
-                    lake.compact(self.spark, self.settings, self.tables[declared.name], merging(declared), upto)
+                    merge = partial(lake.compact, self.spark, self.settings, self.tables[declared.name], merging(declared), upto)
+                    self.attempt(merge, f"compaction of {declared.name}")
             lake.compact(self.spark, self.settings, self.ledger, None, {self.name: pin.seq})
 
         return work
