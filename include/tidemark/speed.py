@@ -797,7 +797,7 @@ class Stream:
                 try:
                     files = written.result()
                 except Exception as error:
-                    if of_storage(error):
+                    if of_storage(error) or of_broker(error):
                         raise
                     self.aside(self.mine.rollups[name], error)
                     continue
