@@ -244,11 +244,26 @@ def test_a_batch_of_two_days_has_a_file_in_each(table):
     assert numbers(table) == [1, 2]
 
 
+def test_a_run_s_record_that_is_empty_is_named_with_the_way_out(settings):
+    lake.save(settings, a_run(settings, "whole", 1))
+    (settings.lake_path / "runs" / "cut.json").touch()
+    with pytest.raises(LakeError, match=r"runs/cut.json is damaged, it holds no run .*, or move it away"):
+        lake.runs(settings)
+
+
+def test_a_checkpoint_s_identity_that_is_empty_is_named_with_the_way_out(settings):
+    checkpoint = lake.Checkpoint.of(settings, "main")
+    checkpoint.path.mkdir(parents=True)
+    (checkpoint.path / "tidemark.json").touch()
+    with pytest.raises(LakeError, match=r"Move .*/main away, then: tidemark speed --stream main --recover"):
+        checkpoint.identity  # noqa: B018
+
+
 def test_a_row_without_a_day_is_refused(table, spark):
     nowhere = rows(1).set_column(3, "day", pa.array([None], pa.date32()))
-    with pytest.raises(LakeError, match="rollups/panes: a row has no pane, so it belongs to no day"):
+    with pytest.raises(ValueError, match="rollups/panes: a row has no pane, so it belongs to no day"):
         lake.write_arrow(table, "live/main-0-0-abc", nowhere)
-    with pytest.raises(LakeError, match="rollups/panes: a row has no pane, so it belongs to no day"):
+    with pytest.raises(ValueError, match="rollups/panes: a row has no pane, so it belongs to no day"):
         lake.write_spark(table, "live/main-0-0-def", spark.createDataFrame([("/", None, 1, None)], SCHEMA))
 
 

@@ -490,7 +490,7 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
         return []
     days = pc.unique(rows["day"]).to_pylist()
     if None in days:
-        raise LakeError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
+        raise ValueError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
     adds = []
     for day in days:
         part = rows if len(days) == 1 else rows.filter(pc.equal(rows["day"], day))
@@ -515,7 +515,7 @@ def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = W
     for path in sorted((table.path / folder).glob("day=*/*.parquet")):
         day = path.parent.name.removeprefix("day=")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
-            raise LakeError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
+            raise ValueError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
         adds.append(add_action(table, path, date.fromisoformat(day)))
     return adds
 
@@ -678,8 +678,16 @@ class Checkpoint:
 
     @property
     def identity(self) -> Generation | None:
+        """Raises `LakeError` where it is damaged."""
         file = self.path / "tidemark.json"
-        return Generation(**json.loads(file.read_text())) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            return Generation(**json.loads(file.read_text()))
+        except ValueError as error:
+            raise LakeError(
+                f"{file} is damaged ({error}). Move {self.path} away, then: tidemark speed --stream {self.stream} --recover"
+            ) from error
 
     def newest(self, kind: str) -> int | None:
         """The greatest batch number in `offsets` (planned) or `commits` (done), or None."""
@@ -853,7 +861,7 @@ def save(settings: Settings, run: Run) -> None:
     path = settings.lake_path / "runs" / f"{run.id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     run.touched = datetime.now(UTC).isoformat()
-    whole_or_nothing(path, json.dumps(asdict(run), indent=1, default=str))
+    whole_or_nothing(path, json.dumps(asdict(run), indent=1, default=str), kept=True)
 
 
 def disk_full(settings: Settings, error: BaseException) -> str | None:
@@ -868,10 +876,15 @@ def disk_full(settings: Settings, error: BaseException) -> str | None:
     )
 
 
-def whole_or_nothing(path: Path, text: str) -> None:
+def whole_or_nothing(path: Path, text: str, kept: bool = False) -> None:
+    """Write a file that readers see whole or not at all; one that is `kept` is on the disk before it has its name."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        part.write_text(text)
+        with part.open("w") as file:
+            file.write(text)
+            if kept:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -887,7 +900,13 @@ def run_of(settings: Settings, name: str) -> Run:
 
 
 def as_run(path: Path) -> Run:
-    said = json.loads(path.read_text())
+    try:
+        said = json.loads(path.read_text())
+    except ValueError as error:
+        raise LakeError(
+            f"{path} is damaged, it holds no run ({error}). Put it back from a copy of the lake, or move it away: what the run "
+            f"has published stays, and cannot be taken back any more"
+        ) from error
     run = Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
     if run.state == "running" and not run.undecided and is_held(path.with_name(f".{run.id}.lease")):
         run.touched = datetime.now(UTC).isoformat()

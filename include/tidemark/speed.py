@@ -569,7 +569,7 @@ class Stream:
 
     def write_identity(self, generation: lake.Generation) -> lake.Generation:
         self.checkpoint.path.mkdir(parents=True, exist_ok=True)
-        lake.whole_or_nothing(self.checkpoint.path / "tidemark.json", json.dumps(asdict(generation), indent=1))
+        lake.whole_or_nothing(self.checkpoint.path / "tidemark.json", json.dumps(asdict(generation), indent=1), kept=True)
         return generation
 
     def log_spans(self, topics: Sequence[str]) -> dict[str, dict[str, list[int]]]:
@@ -628,7 +628,8 @@ class Stream:
             rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
         self.stream_time = self.ended_at = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
         if rows and (path := self.state / "views.json").is_file():  # of another lake it says nothing
-            self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
+            with suppress(ValueError):  # a power cut may have emptied it
+                self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
 
