@@ -333,6 +333,25 @@ def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):
         assert local.beats(config, "main") is lives
 
 
+def test_heartbeat_that_a_power_cut_has_emptied_is_none(config):
+    folder = config.state / "main"
+    folder.mkdir(parents=True)
+    (folder / "heartbeat.json").touch()
+    assert (local.status(config), local.beats(config, "main")) == ({}, False)
+
+
+def test_a_process_that_ended_and_was_not_collected_is_no_life(config):
+    beat = config.state / "main" / "heartbeat.json"
+    beat.parent.mkdir(parents=True)
+    child = subprocess.Popen(["sleep", "60"])
+    beat.write_text(json.dumps({"state": "running", "pid": child.pid, "at": dt.datetime.now(dt.UTC).isoformat()}))
+    assert local.beats(config, "main")
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+    assert not local.beats(config, "main")
+    child.wait()
+
+
 @pytest.mark.parametrize(
     ("state", "minutes", "lives"),
     [("running", 0.5, True), ("running", 2, False), ("starting", 2, True), ("starting", 20, False), ("held", 0, False)],

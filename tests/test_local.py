@@ -236,6 +236,25 @@ def test_recycled_pid_is_neither_running_nor_killed(settings: Settings) -> None:
             stranger.kill()
 
 
+@pytest.mark.parametrize("step", [-5, 5])
+def test_a_step_of_the_clock_makes_no_stranger_of_a_process(step: int, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, before = local.start(settings, "sleeper", SLEEPER), psutil.boot_time()
+    for place in ("psutil._pslinux.boot_time", "psutil.boot_time"):
+        monkeypatch.setattr(place, lambda: before + step)
+    assert local.running(settings, "sleeper") == process
+    assert [one.pid for one in local.orphans(process)] == [process.pid]
+    assert local.stop(settings, "sleeper")
+
+
+def test_process_that_a_version_before_has_started_is_known(settings: Settings) -> None:
+    process, record = local.start(settings, "sleeper", SLEEPER), settings.state / "processes" / "sleeper.json"
+    said = json.loads(record.read_text())
+    del said["boot"]
+    record.write_text(json.dumps(said | {"created": psutil.Process(process.pid).create_time()}))
+    assert local.running(settings, "sleeper") == process
+    assert local.stop(settings, "sleeper")
+
+
 def test_stop_all_ends_the_youngest_first(settings: Settings) -> None:
     for name in ("broker", "stream", "producer"):
         local.start(settings, name, SLEEPER)

@@ -190,11 +190,13 @@ def jars_of(settings: Settings, part: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was started here. A pid alone is no identity: `created` (seconds since 1970) tells it from a later one."""
+    """A process that was started here. A pid alone is no identity: `created` (seconds since the `boot`) tells it from a later one,
+    and no step of the clock moves it."""
 
     name: str
     pid: int
     created: float
+    boot: str
     argv: tuple[str, ...]
     log: Path
 
@@ -202,9 +204,28 @@ class Process:
         """Whether this very process still runs; one that ended and was not collected does not."""
         try:
             process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+            same = abs(since_boot(process) - self.created) < 1.0 and self.boot == boot()
+            return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+
+def since_boot(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()
+
+
+def born() -> datetime:
+    """When this process began, to the twentieth of a second after it."""
+    running_for = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot(psutil.Process())
+    return datetime.now(UTC) - timedelta(seconds=running_for - 0.05)
+
+
+@functools.cache
+def boot() -> str:
+    """A name of the machine's present run."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 STARTED: list[subprocess.Popen[bytes]] = []
@@ -234,10 +255,10 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
             )
         STARTED.append(child)
         try:
-            created = psutil.Process(child.pid).create_time()
+            created = since_boot(psutil.Process(child.pid))
         except psutil.NoSuchProcess:
             created = 0.0  # it ended at once; `alive` will say so
-        process = Process(name, child.pid, created, tuple(argv), output)
+        process = Process(name, child.pid, created, boot(), tuple(argv), output)
         fresh = folder / f"{name}.json.new"
         fresh.write_text(json.dumps(asdict(process), default=str, indent=2))
         fresh.replace(folder / f"{name}.json")
@@ -271,7 +292,9 @@ def recorded(settings: Settings, name: str) -> Process | None:
         found = json.loads((settings.state / "processes" / f"{name}.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return Process(found["name"], found["pid"], found["created"], tuple(found["argv"]), Path(found["log"]))
+    if "boot" not in found:  # written by a version before
+        found |= {"created": found["created"] - psutil.boot_time(), "boot": boot()}
+    return Process(found["name"], found["pid"], found["created"], found["boot"], tuple(found["argv"]), Path(found["log"]))
 
 
 def processes(settings: Settings) -> list[Process]:
@@ -311,7 +334,7 @@ def orphans(process: Process) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-            if os.getsid(one.pid) == process.pid and one.create_time() >= process.created - 1:
+            if os.getsid(one.pid) == process.pid and process.boot == boot() and since_boot(one) >= process.created - 1:
                 found.append(one)
     return found
 
@@ -488,7 +511,7 @@ def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("heartbeat", "progress", "code"):
         file = settings.state / stream / f"{name}.json"
-        if file.exists():
+        with suppress(FileNotFoundError, ValueError):  # a power cut may have emptied it
             found[name] = json.loads(file.read_text())
     return found
 
@@ -505,7 +528,9 @@ def beats(settings: Settings, stream: str) -> bool:
         silent = datetime.now(UTC) - datetime.fromisoformat(beat["at"])
         return silent <= (STARTING if beat["state"] == "starting" else duration(settings.stale_after))
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
-        return psutil.Process(beat["pid"]).create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
+        process = psutil.Process(beat["pid"])
+        born = process.create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
+        return born and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

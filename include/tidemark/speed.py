@@ -173,7 +173,8 @@ class Stream:
         self.mine = mine or catalog.stream(name)
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
-        self.began = datetime.now(UTC)
+        # What somebody wants while Python comes up is said to this process too. A service has waited until it is wanted.
+        self.began = local.born() if settings.stream_backend == "process" else datetime.now(UTC)
         self.away = False
         self.admin: AdminClient | None = None
         # Whether three batches in a row since the start have left no more unread than they read, or one has left nothing.

@@ -287,6 +287,11 @@ def test_stream_obeys_what_is_wanted_of_it_and_a_service_waits_until_it_is_wante
     local.want(sensors.settings, "main", "running", "new code", "a test", again=True)
     stream.ends(0)
     assert local.status(sensors.settings)["heartbeat"]["state"] == "stopped"
+    local.want(sensors.settings, "main", "running", "", "a test")
+    early = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    early.until(lambda: psutil.Process(early.popen.pid).cpu_times().user > 0.1)  # it still imports
+    local.want(sensors.settings, "main", "stopped", "while it comes up", "a test")
+    early.ends(0)
 
     service = sensors.settings.model_copy(update={"stream_backend": "service"})
     local.want(sensors.settings, "main", "stopped", "to look at the disk", "a test")
