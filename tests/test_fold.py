@@ -639,6 +639,18 @@ def test_every_column_of_every_table_says_what_it_means_and_an_amount_its_unit(s
     assert silent == [], "give each a comment: its meaning in a short phrase, and of an amount the unit"
 
 
+@pytest.mark.parametrize(("time", "live", "wrong"), [("date", True, True), ("date", False, False), ("day", True, False)])
+def test_a_live_view_of_days_calls_them_day(spark, time, live, wrong):
+    def days(events):
+        return events.select("page", F.to_date("at").alias(time))
+
+    refresh = Live(every="1 second", back="1 hour") if live else None
+    declared = view(reads={"events": WIDE}, key=("page", time), time=time, live=refresh)(days)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", a=WIDE, b=declared)]))}
+    said = "view days: its time date is a DATE; a live view calls such a column day"
+    assert (str(found["days"]) == said) is wrong and isinstance(found["days"], Exception) is wrong
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [

@@ -244,6 +244,11 @@ def test_a_batch_of_two_days_has_a_file_in_each(table):
     assert numbers(table) == [1, 2]
 
 
+def test_a_file_bounded_by_dates_may_hold_every_row():
+    bounded = lake.File("part-0.parquet", 1, 1, None, 0, DAY, NEXT)
+    assert bounded.meets(NOON, NOON + HOUR) and bounded.meets(None, NOON) and bounded.meets(NOON, None)
+
+
 def test_a_run_s_record_that_is_empty_is_named_with_the_way_out(settings):
     lake.save(settings, a_run(settings, "whole", 1))
     (settings.lake_path / "runs" / "cut.json").touch()

@@ -237,7 +237,9 @@ def test_recycled_pid_is_neither_running_nor_killed(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("step", [-5, 5])
-def test_a_step_of_the_clock_makes_no_stranger_of_a_process(step: int, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_clock_makes_no_stranger_of_a_process(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     process, before = local.start(settings, "sleeper", SLEEPER), psutil.boot_time()
     for place in ("psutil._pslinux.boot_time", "psutil.boot_time"):
         monkeypatch.setattr(place, lambda: before + step)

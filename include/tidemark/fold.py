@@ -511,6 +511,7 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
             else:
                 handed = {p: handed_in(s, frames[s.name], bounds, bounds) for p, s in declared.reads.items()}
                 whole = answer(declared, declared.function, handed, bounds, settled=False)
+                refuse_dates(declared, whole.schema)
                 refuse_unsayable(declared, whole.schema)
             schema = schema_of(whole)
             frames[declared.name] = spark.createDataFrame([], schema)  # not `whole`: Spark would analyze its whole past again
@@ -573,6 +574,12 @@ SAYABLE = {
     **dict.fromkeys(("float", "double"), 0.0),
 }
 """A value of each type, to see whether a message can be written of it; of any other type the empty list."""
+
+
+def refuse_dates(view: View, schema: StructType) -> None:
+    """Raises `DeclarationError` for a live view of days under another name: it would be refreshed as one of instants."""
+    if view.refresh and view.time != "day" and schema[view.time].dataType.typeName() == "date":
+        raise DeclarationError(f"view {view.name}: its time {view.time} is a DATE; a live view calls such a column day")
 
 
 def refuse_unsayable(view: View, schema: StructType) -> None:
@@ -690,8 +697,8 @@ def answers(
 
 
 def whole_hour(at: datetime) -> datetime:
-    """The end of the UTC hour that an instant cuts, or itself: where a zone is half an hour off, so is a day's end, and the row of
-    its last hour is of events of the next day too."""
+    """The end of the UTC hour that an instant cuts, or itself: where a zone is half an hour off, so is a day's end, and the row
+    of its last hour is of events of the next day too."""
     return at + timedelta(seconds=-at.timestamp() % 3600)
 
 

@@ -125,7 +125,8 @@ class File:
     def meets(self, low: datetime | None, high: datetime | None) -> bool:
         """Whether it may hold rows of `[low, high)`, as far as its statistics say."""
         begins = low is None or self.high is None or comparable(self.high, low) >= millisecond(low)
-        return begins and (high is None or self.low is None or comparable(self.low, high) < high)
+        dates = not isinstance(self.low, datetime)
+        return begins and (high is None or dates or comparable(self.low, high) < high)
 
 
 class Table:

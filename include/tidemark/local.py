@@ -190,8 +190,8 @@ def jars_of(settings: Settings, part: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was started here. A pid alone is no identity: `created` (seconds since the `boot`) tells it from a later one,
-    and no step of the clock moves it."""
+    """A process that was started here. A pid alone is no identity: `created` (seconds since the `boot`) tells it from a later
+    one, and no step of the clock moves it."""
 
     name: str
     pid: int

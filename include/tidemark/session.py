@@ -46,7 +46,8 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Where in a file each column was written costs eight calls of the JVM for each, half of all that a plan takes to build.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Small results come to the driver as Arrow.
+    # Small results come to the driver as Arrow. What is larger is refused before it fills the heap.
+    "spark.driver.maxResultSize": "256m",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
     # Loopback, no page, no progress bar in a log.

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -267,6 +267,7 @@ class Stream:
         except StreamingQueryException as error:
             if not of_broker(error):
                 raise SpeedError(self.because(error)) from error
+            self.spark.catalog.clearCache()  # what the batch that was cut off has held
             self.wait_for_broker()
         finally:
             drain(query)
@@ -736,7 +737,7 @@ class Stream:
             if self.announcing.views:
                 self.attempt(self.announcing.whole, "announced")
 
-    def attempt(self, work: Callable[[], None], name: str) -> bool:
+    def attempt(self, work: Callable[[], object], name: str) -> bool:
         """Do a piece of work beside the batches; False where it fails, which is logged, and tried again."""
         try:
             work()
@@ -784,7 +785,10 @@ class Stream:
             for one in active:
                 slight = offsets.keys() & {t.name for t in one.topics.values()} <= small
                 rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, slight)
-            for name, whole in together.result().items():
+            brought = small_enough(together)
+            for name in few.keys() - brought.keys():
+                logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], few[name], batch)
+            for name, whole in brought.items():
                 logs[name] = writers.submit(timed, timings, name, self.write_small_log, self.mine.topics[name], whole, batch)
             read = {name: logs[name].result() for name in judged}
             # Nothing tells the records of a topic that was created again since the last batch but its id.
@@ -1017,6 +1021,17 @@ class Stream:
 def merging(declared: Declared) -> Callable[[DataFrame], DataFrame] | None:
     """How a table's rows merge when its files do: a rollup's by its law, a log's not at all."""
     return (lambda rows: fold.merge(declared, rows)) if isinstance(declared, Rollup) else None
+
+
+def small_enough(together: Future[dict[str, pa.Table]]) -> dict[str, pa.Table]:
+    """The rows that come to the driver; none where they are more bytes than it takes, for few records may be large ones."""
+    try:
+        return together.result()
+    except Exception as error:
+        if "spark.driver.maxResultSize" not in str(error):
+            raise
+        log.info("few records, but large ones: they are written by the executors")
+        return {}
 
 
 def timed(timings: dict[str, float], name: str, work: Callable[..., Any], *args: Any) -> Any:

@@ -118,11 +118,12 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
         accept_loss: bool = False,
         failpoint: str | None = None,
         program: str = SPEED,
+        before: str = "",
     ) -> Process:
         settings.home.mkdir(parents=True, exist_ok=True)
         options = {"stream": stream, "only": only, "recover": recover, "accept_loss": accept_loss}
         argument = [request.module.__name__, arguments or {}, options]
-        process = Process(settings, program, argument, failpoint, settings.home / f"process-{len(started)}.log")
+        process = Process(settings, before + program, argument, failpoint, settings.home / f"process-{len(started)}.log")
         started.append(process)
         return process
 

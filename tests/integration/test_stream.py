@@ -325,12 +325,14 @@ def test_lost_checkpoint_is_refused_until_recovered_and_then_nothing_is_lost_or_
     last = lake.table(sensors.settings, declared(sensors.topic)[sensors.topic]).appended("main")
     assert last is not None and last > max((r["seq"] for r in lake.ledger_rows(sensors.settings, "main")), default=-1)
     shutil.rmtree(sensors.checkpoint.path)
-    sensors.send(*(reading(n) for n in range(520, 540)))
+    sensors.send(*(reading(n, note="x" * 60_000) for n in range(520, 540)))
     sensors.refused("is lost, but the lake has .* batches of stream main; open a new generation")
 
     sensors.move_group()
-    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True}, recover=True)
+    narrow = "from tidemark import session; session.SETTINGS['spark.driver.maxResultSize'] = '1m'"
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True}, recover=True, before=narrow)
     stream.until(lambda: sensors.read() and sensors.told())
+    assert "few records, but large ones" in stream.said
     stream.drains()
     check_everything(sensors, spark)
     generations = {(r["generation"], r["seq"] > last) for r in lake.ledger_rows(sensors.settings, "main")}
