@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -159,8 +160,9 @@ def test_where_a_view_reads_a_table_a_chunk_is_a_month_at_most(settings, monkeyp
 
 
 def test_margins_on_the_way_from_an_event_to_a_row_add_up():
-    assert reach(CLOSES, PRICES) == (timedelta(minutes=10), timedelta(days=2, hours=1))
-    assert reach(CLOSES, OTHERS) == (timedelta(0), timedelta(days=2))
+    ahead, back = timedelta(minutes=10), timedelta(hours=1)
+    assert reach(CLOSES, PRICES) == {"closes": (ahead, back), "moves": (ahead, back + timedelta(days=2))}
+    assert reach(CLOSES, OTHERS) == {"moves": (timedelta(0), timedelta(days=2))}
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,8 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == f"log/{topic}" else [])
     days = [f"2026-11-{n:02d}" for n in range(1, 6)]
-    said = {"closes": {"published": "2026-11-06T01:00:00+00:00"}}
-    pins = {"main": Pin("main", 6, READ, "")}
-    run = Run("settle-1", "published", days, "", "", "", pins, said, published="2026-11-06T01:00:00+00:00")
+    pins, said = {"main": Pin("main", 6, READ, "")}, {name: {"published": "at one"} for name in ("closes", "moves")}
+    run = Run("settle-1", "published", days, "", "", "", pins, said)
     monkeypatch.setattr(lake, "runs", lambda _: [run])
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
     has_read_it = replace(run, pins={"main": Pin("main", 7, READ, "")})
@@ -199,11 +200,39 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/users" else [])
     run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, READ, "")})
-    run.tables, run.published = {"any": {"published": "2026-11-06T01:00:00+00:00"}}, "2026-11-06T01:00:00+00:00"
+    run.tables = {view: {"published": "at one"} for view in of.views}
     monkeypatch.setattr(lake, "runs", lambda _: [run])
     assert [d.day for d in settle.stale(settings, of)] == again
     run.pins = {"main": Pin("main", 7, READ, "")}
     assert settle.stale(settings, of) == []
+
+
+#   the night's pin is batch 6, the late event of the second day in batch 7, the pin of a run after it batch 8
+@pytest.mark.parametrize(
+    ("late", "after", "again"),
+    [
+        ("12:00:00", {"moves": {"published": "at two"}}, [2]),
+        ("23:00:00", {"moves": {"published": "at two"}}, [2, 3]),
+        ("12:00:00", {"closes": {"published": "at two"}}, [2, 3, 4]),
+        ("12:00:00", {"closes": {"published": "at two"}, "moves": {"published": "at two"}}, []),
+        ("12:00:00", {"closes": {"published": "at two"}, "moves": {"gate": "failed", "reasons": ["so"]}}, []),
+        ("12:00:00", {"closes": {"published": "at two"}, "moves": {"gate": "passed", "reasons": []}}, [2, 3, 4]),
+        ("12:00:00", {"closes": {"gate": "passed", "reasons": []}, "moves": {"gate": "failed", "reasons": ["so"]}}, [2, 3, 4]),
+    ],
+    ids=["of another", "of another, at night", "of the other", "of both", "held back", "left for later", "not published"],
+)
+def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, late: str, after: dict[str, dict[str, Any]], again: list[int]
+) -> None:
+    at = datetime.fromisoformat(f"2026-11-02T{late}+00:00")
+    file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
+    days, both = [f"2026-11-{n:02d}" for n in range(1, 6)], {name: {"published": "at one"} for name in ("closes", "moves")}
+    night = Run("settle-1", "published", days, "", "", "", {"main": Pin("main", 6, READ, "")}, both)
+    other = Run("settle-2", "published", days, "", "", "", {"main": Pin("main", 8, READ, "")}, after)
+    monkeypatch.setattr(lake, "runs", lambda _: [night, other])
+    assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
 #   the views look ten minutes ahead, and late records are waited for five minutes more

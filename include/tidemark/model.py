@@ -709,8 +709,8 @@ def needed(catalog: Catalog, names: Iterable[str]) -> set[str]:
     return found
 
 
-def reach(catalog: Catalog, topic: Topic) -> tuple[timedelta, timedelta]:
-    """How long before an event of a topic, and how long after it, the time of a row may lie that looks at it.
+def reach(catalog: Catalog, topic: Topic) -> dict[str, tuple[timedelta, timedelta]]:
+    """By table how long before an event of a topic, and how long after it, the time of a row may lie that looks at it.
 
     Rows look at it directly, or through rollups and views that look at it: the margins on the way add up.
     """
@@ -722,8 +722,8 @@ def reach(catalog: Catalog, topic: Topic) -> tuple[timedelta, timedelta]:
             if isinstance(declared, View):
                 ahead, back = ahead + duration(declared.lookahead), back + duration(declared.lookback)
             found[declared.name] = ahead, back
-    aheads, backs = zip(*found.values(), strict=True)
-    return max(aheads), max(backs)
+    del found[topic.name]
+    return found
 
 
 def comment(declared: Declared) -> str:

@@ -382,19 +382,17 @@ def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str
 
 
 def stale(settings: Settings, catalog: Catalog) -> list[date]:
-    """Published days whose inputs have changed past their pin: records came late for them, or for what they look at.
+    """Published days whose inputs have changed past the pin of a table that looks at them: records came late for them, or for
+    what they look at.
 
     Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time.
     A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
     """
-    newest: dict[date, Mapping[str, lake.Pin]] = {}
-    for run in sorted(lake.runs(settings), key=lambda r: r.published or ""):
-        if any(t.get("published") for t in run.tables.values()):
-            newest |= {date.fromisoformat(d): run.pins for d in run.days}
-    for_ever = {name for view in catalog.views.values() for name in remembered(view)}
-    found = set()
+    newest, found = newest_pins(settings, catalog), set[date]()
     for topic in catalog.topics.values():
-        table, (ahead, back) = lake.table(settings, topic), reach(catalog, topic)
+        table, margins = lake.table(settings, topic), reach(catalog, topic)
+        read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in margins}
+        for_ever = {n for n in margins if topic.name in remembered(catalog[n])}
         for file in table.files() if table.exists else ():
             if not file.live or file.day is None:
                 continue
@@ -402,11 +400,26 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             last = end - timedelta(microseconds=1)
             low = start if file.low is None else lake.comparable(file.low, start)
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
-            first, until = (at.astimezone(settings.tz).date() for at in (low - ahead, high + back))
-            near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
-            near |= {d for d in newest if d >= first} if topic.name in for_ever else set()
-            found |= {d for d in near & newest.keys() if lake.upto(newest[d], topic.name) and lake.beyond(newest[d], file, "hi")}
+            for name, (ahead, back) in margins.items():
+                first, until = (at.astimezone(settings.tz).date() for at in (low - ahead, high + back))
+                near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
+                near |= {d for d in read[name] if d >= first} if name in for_ever else set()
+                found |= {d for d in near & read[name].keys() - found if lake.beyond(read[name][d], file, "hi")}
     return sorted(found)
+
+
+def newest_pins(settings: Settings, catalog: Catalog) -> dict[str, dict[date, Mapping[str, lake.Pin]]]:
+    """By rollup and view the pins of each day that was published, of the newest run that has published it.
+
+    A table that its gate held back, of a run of which others were published, waits for a person: it counts as they do.
+    """
+    newest: dict[str, dict[date, Mapping[str, lake.Pin]]] = {d.name: {} for d in catalog.derived}
+    for run in lake.runs(settings):  # oldest first, and none is published over a greater pin
+        if any(said.get("published") for said in run.tables.values()):
+            for name in newest.keys() & run.tables.keys():
+                if run.tables[name].get("published") or run.held_back(name):
+                    newest[name] |= {date.fromisoformat(d): run.pins for d in run.days}
+    return newest
 
 
 def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
