@@ -50,7 +50,8 @@ def nightly() -> None:
 
     Waits until the streams have read the whole day, computes it again from the log in one Spark application, asks every check
     of exactly the staged files, and publishes table by table: a gate that fails holds back its own table and what reads it.
-    The newest night also settles days again that got late records. Backfill works day by day.
+    The newest night also settles days again that got late records, and those whose nights were missed while Airflow was away or
+    the DAG paused: 31 of them at most, newest first. Backfill works day by day.
 
     * **A gate is red**: its log names the check, the rows and the command that follows. Readers still see the state before.
     * **wait is red**: the stream has not read the day; see `speed_layer`.
@@ -60,13 +61,13 @@ def nightly() -> None:
 
     @task
     def days(day: str) -> str:
-        """The day, and where it is yesterday the days before it that got late records."""
+        """The day, and where it is yesterday the newest of those before it that got late records or whose night was missed."""
         from tidemark import settle
         from tidemark.pipelines import CATALOG
 
         mine, newest = date.fromisoformat(day), settle.yesterday(SETTINGS)
-        again = [d for d in settle.stale(SETTINGS, CATALOG) if d < newest] if mine == newest else []
-        return ",".join(str(d) for d in sorted({mine, *again[-31:]}))
+        more = {*settle.stale(SETTINGS, CATALOG), *settle.missed(SETTINGS, CATALOG)} if mine == newest else set()
+        return ",".join(str(d) for d in sorted({mine, *sorted(d for d in more if d < newest)[-31:]}))
 
     chosen = days(DAY)
     settle_them = SparkSubmitOperator(

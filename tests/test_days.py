@@ -235,6 +235,50 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
+#   days ago    9 8 7 6 5 4 3 2 1      published: 9 and 8; in the log: all but 6; of 5 and 4 there is a run
+WHOLE, HALF = {"closes": {"published": "so"}}, {"closes": {"published": "so"}, "moves": {"gate": "failed", "reasons": ["so"]}}
+RUNS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "none": ({"days": []}, [7, 5, 4, 3, 2]),
+    "waits": ({}, [7, 3, 2]),
+    "held back in part": ({"state": "published", "published": "so", "tables": HALF}, [7, 3, 2]),
+    "failed": ({"state": "failed"}, [7, 3, 2]),
+    "taken back": ({"state": "rolled back"}, [7, 3, 2]),
+    "dropped": ({"state": "dropped"}, [7, 5, 4, 3, 2]),
+    "killed": ({"state": "running"}, [7, 5, 4, 3, 2]),
+    "of some tables": ({"only": ["closes"], "state": "published", "published": "so", "tables": WHOLE}, [7, 5, 4, 3, 2]),
+    "today": ({"created": NOW, "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
+    "today in part": ({"created": NOW, "state": "published", "published": "so", "tables": HALF}, [7, 5, 4, 3, 2]),
+    "waits today": ({"created": NOW, "tables": HALF}, [7, 5, 4, 3, 2]),
+    "failed today": ({"created": NOW, "state": "failed"}, [7, 5, 4, 3, 2]),
+    "replay waits": ({"kind": "replay"}, [7, 3, 2]),
+    "replayed": ({"kind": "replay", "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
+    "replay failed": ({"kind": "replay", "state": "failed"}, [7, 5, 4, 3, 2]),
+    "replay dropped": ({"kind": "replay", "state": "dropped"}, [7, 5, 4, 3, 2]),
+    "rejects": ({"kind": "rejects", "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
+}
+
+
+@pytest.mark.parametrize(("run", "missed"), RUNS.values(), ids=RUNS)
+def test_night_that_no_run_of_all_tables_has_taken_is_missed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, run: dict[str, Any], missed: list[int]
+) -> None:
+    def ago(days: int) -> date:
+        return settle.yesterday(settings) - timedelta(days=days - 1)
+
+    files = [File(f"live/main-7-7-x/day={ago(n)}/part-0.parquet", 1, 1, ago(n), 0) for n in (99, 9, 8, 7, 5, 4, 3, 2, 1, 0)]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
+    created = run.get("created", NOW - timedelta(days=2)).isoformat()
+    said: dict[str, Any] = {"days": [str(ago(5)), str(ago(4))], "state": "staged"} | run | {"created": created}
+    before = (NOW - timedelta(days=7)).isoformat()
+    first = Run("settle-1", "published", [str(ago(9)), str(ago(8))], "", before, "", {}, WHOLE, before)
+    other = Run("settle-2", reason="", version="", **said)
+    monkeypatch.setattr(lake, "runs", lambda _: [first, other])
+    assert settle.missed(settings, CLOSES) == [ago(n) for n in missed]
+    monkeypatch.setattr(lake, "runs", lambda _: [])
+    assert settle.missed(settings, CLOSES) == []  # before the first publication nothing is
+
+
 #   the views look ten minutes ahead, and late records are waited for five minutes more
 @pytest.mark.parametrize(("came", "lacks"), [("00:14:59.999", True), ("00:15:00", False), ("09:00:00", False)])
 def test_a_day_lacks_what_kafka_held_once_its_views_lookahead_and_the_wait_for_late_records_were_over(

@@ -201,6 +201,23 @@ def test_the_newest_night_settles_at_most_thirty_one_days_again_and_another_nigh
     ], ended.log[-4000:]
 
 
+@pytest.mark.long
+def test_the_newest_night_also_settles_the_days_whose_nights_airflow_missed_and_another_night_none(settings: Settings) -> None:
+    newest = settle.yesterday(settings)
+    days = [newest - timedelta(days=n) for n in range(9, -1, -1)]
+    log(settings, "live/main-0-3-aa", days)
+    at = (datetime.now(UTC) - timedelta(days=5)).isoformat()
+    run = Run("settle-0", "published", [str(d) for d in days[2:5]], "nightly", at, "0", published=at)
+    run.pins, run.tables = {"main": Pin("main", 3, {"page_views": {"0": 40}}, "")}, {"daily_traffic": {"published": at}}
+    lake.save(settings, run)
+    forms = [{"day": str(newest)}, {"day": str(days[-2])}]
+    ended = Ended(settings, *(("nightly", form, "(?!days).*") for form in forms))
+    assert [run["gave"]["days"] for run in ended.runs] == [
+        ",".join(str(d) for d in days[5:]),
+        str(days[-2]),
+    ], ended.log[-4000:]
+
+
 # ------------------------------------------------------------------------------------------------------------ reprocess
 
 REPLAY = f"reprocess-{sha256(AT.encode()).hexdigest()[:12]}"

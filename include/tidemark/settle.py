@@ -422,6 +422,33 @@ def newest_pins(settings: Settings, catalog: Catalog) -> dict[str, dict[date, Ma
     return newest
 
 
+def missed(settings: Settings, catalog: Catalog) -> list[date]:
+    """Days before yesterday, and after the first that was published, of which the log holds records and that no run has taken:
+    Airflow was away at night. What lies before the first is left to a person."""
+    runs = lake.runs(settings)
+    whole = [run for run in runs if not run.only and any(said.get("published") for said in run.tables.values())]
+    first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
+    taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
+    logs = [lake.table(settings, topic) for topic in catalog.topics.values()]
+    held = {f.day for one in logs if one.exists for f in one.files() if f.day}
+    return sorted(d for d in held - taken if first < d < yesterday(settings))
+
+
+def takes(settings: Settings, catalog: Catalog, run: Run) -> bool:
+    """Whether a run of all tables leaves none of its days to a night: also where it failed or a gate did, for that was told.
+
+    One that was dropped or killed takes none, a replay those that are published or wait for a decision. A settling of today
+    counts once all of it is published: a night that is cleared settles the same days again.
+    """
+    if run.only or (run.state in ("dropped", "running") and not run.undecided):
+        return False
+    if run.kind != "settle":
+        return run.undecided or run.published is not None
+    derived = [said for name, said in run.tables.items() if name not in catalog.topics]
+    whole = run.published is not None and all(said.get("published") for said in derived)
+    return whole or datetime.fromisoformat(run.created) < period(settings, yesterday(settings))[1]
+
+
 def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
     """What a stream adds after the pin must be of the same code as what the replay computes up to it."""
     for declared in chosen:
