@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
+from structlog.testing import capture_logs
 
-from tidemark import compare, lake, settle
+from tidemark import compare, kafka, lake, settle
 from tidemark.functions import day
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Topic, catalog, reach, view
@@ -279,6 +280,9 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
     assert settle.missed(settings, CLOSES) == []  # before the first publication nothing is
 
 
+UNREAD = "the stream has not yet read 1 records of prices that Kafka held at the end of 2026-11-01"
+
+
 #   the views look ten minutes ahead, and late records are waited for five minutes more
 @pytest.mark.parametrize(("came", "lacks"), [("00:14:59.999", True), ("00:15:00", False), ("09:00:00", False)])
 def test_a_day_lacks_what_kafka_held_once_its_views_lookahead_and_the_wait_for_late_records_were_over(
@@ -286,12 +290,45 @@ def test_a_day_lacks_what_kafka_held_once_its_views_lookahead_and_the_wait_for_l
 ) -> None:
     own, day = settings.model_copy(update={"nightly_after": "5 minutes"}), date(2026, 11, 1)
     arrived = [datetime(2026, 11, 1, 12, tzinfo=UTC)] * 9 + [datetime.fromisoformat(f"2026-11-02T{came}+00:00")]
+    monkeypatch.setattr("tidemark.kafka.topic_ids_held", lambda *_: {"prices": "an id", "others": "another"})
     monkeypatch.setattr(
         "tidemark.kafka.offsets", lambda _, topics, at: {"prices": {0: sum(one < at for one in arrived)}} | {"others": {0: 9}}
     )
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 6, READ, "")})
-    unread = "the stream has not yet read 1 records of prices that Kafka held at the end of 2026-11-01"
-    assert settle.lacking(own, CLOSES, day) == (unread if lacks else None)
+    assert settle.lacking(own, CLOSES, day) == (UNREAD if lacks else None)
+
+
+def test_topic_that_kafka_does_not_have_is_left_out_of_what_a_day_lacks_and_the_others_are_asked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offsets(_: Settings, topics: Iterable[str], at: datetime) -> dict[str, dict[int, int]]:
+        if "others" in (asked := list(topics)):
+            raise kafka.TopicMissing("Kafka has no topic others")
+        return {topic: {0: 10} for topic in asked}
+
+    monkeypatch.setattr("tidemark.kafka.topic_ids_held", lambda *_: {"prices": "an id"})
+    monkeypatch.setattr("tidemark.kafka.offsets", offsets)
+    pins = {"main": Pin("main", 6, READ, "")}
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    assert settle.lacking(settings, CLOSES, date(2026, 11, 1)) == UNREAD
+    with pytest.raises(settle.SettleError, match=UNREAD):
+        settle.refuse_unread(settings, CLOSES, [date(2026, 11, 1)], pins)
+
+
+def test_day_lacks_a_broker_that_is_away_and_a_settling_takes_the_log_as_it_is(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise kafka.BrokerAway("no Kafka broker answers at 127.0.0.1:1")
+
+    monkeypatch.setattr("tidemark.kafka.topic_ids_held", away)
+    monkeypatch.setattr("tidemark.kafka.offsets", away)
+    pins = {"main": Pin("main", 6, READ, "")}
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    assert settle.lacking(settings, CLOSES, date(2026, 11, 1)) == "no Kafka broker answers at 127.0.0.1:1"
+    with capture_logs() as logs:
+        settle.refuse_unread(settings, CLOSES, [date(2026, 11, 1)], pins)
+    assert [(e["log_level"], e["because"]) for e in logs] == [("warning", "no Kafka broker answers at 127.0.0.1:1")]
 
 
 def test_a_day_is_not_asked_for_before_its_late_records_may_be_there(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,14 +348,20 @@ def refuse_days(settings: Settings, days: Sequence[date]) -> None:
 
 
 def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pins: Mapping[str, lake.Pin]) -> None:
-    """Raises `SettleError` when the streams have not read what Kafka held at the end of the last day."""
-    if lacks := unread_of(settings, catalog, days[-1], pins, timedelta(0)):
+    """Raises `SettleError` when the streams have not read what Kafka held at the end of the last day. Where no broker answers
+    the log is taken as it is."""
+    try:
+        lacks = unread_of(settings, catalog, days[-1], pins, timedelta(0))
+    except kafka.BrokerAway as away:
+        log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
+        return
+    if lacks:
         raise SettleError(f"{lacks}; wait until it has (tidemark status), then settle again")
 
 
 def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     """What a day lacks to be complete, as a sentence; None when the streams have read what Kafka held once the day, the
-    views' lookahead after it and `nightly_after` were over."""
+    views' lookahead after it and `nightly_after` were over. Where no broker answers, that is what it lacks."""
     grace = duration(settings.nightly_after)
     ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
     if (over := fold.whole_hour(period(settings, day)[1] + ahead) + grace) > datetime.now(UTC):
@@ -363,19 +369,21 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     pins = lake.pins(settings, catalog.streams)
     if not pins:
         return "no stream has committed a batch yet; start it with: tidemark up"
-    return unread_of(settings, catalog, day, pins, grace)
+    try:
+        return unread_of(settings, catalog, day, pins, grace)
+    except kafka.BrokerAway as away:
+        return str(away)
 
 
 def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
-    """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it."""
+    """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it.
+
+    A topic that Kafka does not have holds nothing. Raises `BrokerAway`.
+    """
     ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
     end = min(fold.whole_hour(period(settings, day)[1] + ahead) + grace, datetime.now(UTC))
-    try:
-        held = kafka.offsets(settings, list(catalog.topics), end)
-    except (kafka.BrokerAway, kafka.TopicMissing) as away:
-        log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
-        return None
-    for topic, parts in held.items():
+    there = kafka.topic_ids_held(settings, catalog.topics)
+    for topic, parts in kafka.offsets(settings, there, end).items():
         if behind := lake.unread(pins, {topic: parts}):
             return f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {day}"
     return None

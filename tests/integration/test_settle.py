@@ -505,4 +505,9 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     shop.send(at(20))
     with pytest.raises(settle.SettleError, match=f"the stream has not yet read 1 records of {shop.topic} .* then settle again"):
         shop.settled("unread")
+    # A topic that is declared and was not made yet turns no question off.
+    unmade = Topic("never_made", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
+    shop.catalog = replace(shop.catalog, topics={**shop.catalog.topics, unmade.name: unmade})
+    with pytest.raises(settle.SettleError, match=f"the stream has not yet read 1 records of {shop.topic} .* then settle again"):
+        shop.settled("unread")
     assert [r.state for r in settle.runs(shop.settings)] == ["staged", "published", "published"]
