@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from tidemark import compare, kafka, lake, settle
 from tidemark.functions import day
 from tidemark.lake import File, Pin, Run
-from tidemark.model import Topic, catalog, reach, view
+from tidemark.model import Catalog, Topic, catalog, reach, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -278,6 +278,96 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
     assert settle.missed(settings, CLOSES) == [ago(n) for n in missed]
     monkeypatch.setattr(lake, "runs", lambda _: [])
     assert settle.missed(settings, CLOSES) == []  # before the first publication nothing is
+
+
+#   fees are kept for 30 days: of the 31st day ago there are none; a day's trends look at two days more
+FEES = Topic("fees", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at", keep="30 days")
+
+
+@view(reads={"fees": FEES}, key=("at",), time="at")
+def charges(fees): ...
+
+
+@view(reads={"fees": FEES}, key=("day",), time="day", lookback="2 days")
+def trends(fees): ...
+
+
+CHARGES = catalog([type("charges", (), {"fees": FEES, "prices": PRICES, "closes": closes, "charges": charges})])
+TRENDS = catalog([type("trends", (), {"fees": FEES, "prices": PRICES, "closes": closes, "charges": charges, "trends": trends})])
+
+
+def kept(settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, published: Sequence[int]) -> dict[int, date]:
+    """Fees and prices of 29 to 34 days ago, each of a batch that was read after some of the days were published."""
+    today = datetime.now(settings.tz).date()
+    ago = {n: today - timedelta(days=n) for n in (34, 33, 32, 31, 30, 29)}
+    files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")})
+    before, days = (NOW - timedelta(days=27)).isoformat(), [str(ago[n]) for n in published]
+    pins, said = {"main": Pin("main", 6, {"fees": {"0": 9}} | READ, "")}, {view: {"published": before} for view in of.views}
+    run = Run("settle-1", "published", days, "", before, "", pins, said, published=before)
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    return ago
+
+
+@pytest.mark.parametrize(("of", "first"), [(CHARGES, 30), (TRENDS, 28)], ids=["its own day", "two days before as well"])
+def test_day_that_a_log_no_longer_holds_is_not_settled_again_and_was_not_missed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, first: int
+) -> None:
+    ago = kept(settings, monkeypatch, of, (34, 33, 32, 31, 30, 29))
+    assert settle.stale(settings, of) == [d for n, d in ago.items() if n <= first]
+    ago = kept(settings, monkeypatch, of, (34,))
+    assert settle.missed(settings, of) == [d for n, d in ago.items() if n <= first]
+
+
+@pytest.mark.parametrize(
+    ("of", "day", "only", "refused"),
+    [
+        (CHARGES, 31, (), "charges from {30} on; before, readers keep what they have. Leave out {31}, or"),
+        (CHARGES, 31, ["charges"], "charges from {30} on"),
+        (CHARGES, 31, ["closes"], None),
+        (CHARGES, 30, (), None),
+        (TRENDS, 30, (), "charges, trends from {28} on"),
+        (TRENDS, 30, ["charges"], None),
+    ],
+)
+def test_settling_refuses_a_day_that_a_log_which_its_tables_look_at_no_longer_holds(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, day: int, only: list[str], refused: str | None
+) -> None:
+    ago = kept(settings, monkeypatch, of, ())
+    monkeypatch.setattr(settle, "refuse_unread", lambda *_: None)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    if refused is None:
+        assert settle.settle(settings, of, [ago[day]], "again", only=only).days == [str(ago[day])]
+        return
+    for n in (31, 30, 28):
+        refused = refused.replace(f"{{{n}}}", str(datetime.now(settings.tz).date() - timedelta(days=n)))
+    with pytest.raises(settle.SettleError, match=f"the log of fees keeps 30 days, which is enough for {refused}"):
+        settle.settle(settings, of, [ago[29], ago[day]], "again", only=only)
+
+
+def test_yesterday_is_settled_though_a_view_looks_further_back_than_a_log_is_kept(settings: Settings) -> None:
+    brief = replace(FEES, keep="2 days")
+
+    @view(reads={"fees": brief}, key=("day",), time="day", lookback="11 days")
+    def trends(fees): ...
+
+    own = catalog([type("trends", (), {"fees": brief, "trends": trends})])
+    assert settle.held_from(settings, own, own.names)[0] == settle.yesterday(settings)
+
+
+@pytest.mark.parametrize(("only", "first"), [((), 30), (["charges"], 30), (["closes"], 34)])
+def test_replay_leaves_days_that_a_log_no_longer_holds_as_they_are_and_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, only: Sequence[str], first: int
+) -> None:
+    ago, said = kept(settings, monkeypatch, CHARGES, ()), list[str]()
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    run = settle.replay(settings, CHARGES, "again", said.append, only=only)
+    assert run.days == [str(d) for n, d in ago.items() if n <= first]
+    left = f"the log of fees keeps 30 days, which is enough for charges from {ago[30]} on; before, readers keep what they have"
+    assert said == ([left] if first == 30 else []) and run.note == "".join(said)
+    assert settle.estimate(settings, CHARGES, only, None)[0] == len(run.days)
 
 
 UNREAD = "the stream has not yet read 1 records of prices that Kafka held at the end of 2026-11-01"

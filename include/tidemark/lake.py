@@ -1260,6 +1260,11 @@ def expire(table: Table, before: date) -> int:
     return len(gone) if table.exists and commit(table, decide) is not None else 0
 
 
+def kept_from(settings: Settings, topic: Topic, now: datetime | None = None) -> date:
+    """The first business day that a topic's log still keeps, swept or not; the first of all days without `keep`."""
+    return ((now or datetime.now(UTC)).astimezone(settings.tz) - duration(topic.keep)).date() if topic.keep else date.min
+
+
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
     """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
     beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells."""
@@ -1267,7 +1272,7 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
     limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
     for topic in catalog.topics.values():
         if topic.keep:
-            expire(table(settings, topic), (now.astimezone(settings.tz) - duration(topic.keep)).date())
+            expire(table(settings, topic), kept_from(settings, topic, now))
     expire(verdicts(settings), limit.date())
     if all(keeps):
         expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())

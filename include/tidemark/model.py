@@ -122,8 +122,9 @@ class Topic:
     A compacted topic is a table to who reads it, and a stream to who reads its `changes`; a record without a value, a
     tombstone, ends its key. Its event time is its header `event_time` (ISO 8601 with a zone), else Kafka's own timestamp.
     `accept_late` refuses records whose event time is older than that beside Kafka's own timestamp; without it nothing is
-    too late. `keep` is how long the log holds a day; without it, for ever. `largest_event` (bytes) is judged,
-    `max_message_bytes` is Kafka's own limit. `sample` draws one event at an instant, for demonstrations.
+    too late. `keep` is how long the log holds a day, and so how long it can be settled; without it, for ever.
+    `largest_event` (bytes) is judged, `max_message_bytes` is Kafka's own limit. `sample` draws one event at an instant, for
+    demonstrations.
     """
 
     name: str

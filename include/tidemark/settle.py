@@ -110,12 +110,13 @@ def settle(
 
     `days` are business days of the settings' zone, each over and completely read by the stream; they need not follow each
     other. `only` names rollups and views: they and what reads them are computed, not the rest. Returns the run's record
-    with the gate of each table; `name` names the run. Raises `SettleError` for a day that is not over, not read, or when no
-    stream has run.
+    with the gate of each table; `name` names the run. Raises `SettleError` for a day that is not over, not read, or no longer
+    in a log that the tables look at, or when no stream has run.
     A table whose function raises fails its gate and blocks what reads it; the others go on.
     """
     days = sorted(set(days))
     refuse_days(settings, days)
+    refuse_expired(settings, catalog, readers(catalog, only or catalog.names), days)
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
         refuse_unread(settings, catalog, days, pins)
@@ -141,10 +142,11 @@ def replay(
     """Every day from offset zero again, beside the live stream: computed, staged, judged, compared; nothing published.
 
     Reads Kafka itself while it holds offset zero, by a consumer group of its own; compacted topics, and topics whose first
-    records have left Kafka, are read from the log. Days that are not over have their rollups mended too, so that what is
-    live rests on them. `name` names the run: one of that name that was cut off goes on after its last chunk, one that is
-    done is returned as it is. Raises `SettleError` when an offset is missing, naming topic, partition and range; when the
-    code is not that of the run so far; when a stream still runs other code; with `alone`, while another replay is undecided.
+    records have left Kafka, are read from the log. Days that a log no longer holds are left as they are, and that is said.
+    Days that are not over have their rollups mended too, so that what is live rests on them. `name` names the run: one of
+    that name that was cut off goes on after its last chunk, one that is done is returned as it is. Raises `SettleError` when
+    an offset is missing, naming topic, partition and range; when the code is not that of the run so far; when a stream still
+    runs other code; with `alone`, while another replay is undecided.
     """
     if name and (known := next((r for r in lake.runs(settings) if r.id == name), None)):
         return resume(settings, catalog, known, progress)
@@ -154,8 +156,10 @@ def replay(
         if alone:
             refuse_second(settings, name)
         pins = pinned(settings, catalog)
-        held = days_held(settings, catalog, chosen)
-        held = [d for d in held if (first is None or d >= first) and (last is None or d <= last)]
+        since, why = held_from(settings, catalog, [d.name for d in chosen])
+        asked = days_held(settings, catalog, chosen)
+        asked = [d for d in asked if (first is None or d >= first) and (last is None or d <= last)]
+        held = [d for d in asked if d >= since]
         if not held:
             raise SettleError("the log holds no day of that span, so there is nothing to replay; list them with: tidemark tables")
         over = [d for d in held if d <= yesterday(settings)]
@@ -163,6 +167,9 @@ def replay(
         run.open_days = [str(d) for d in held if d > yesterday(settings)]
         run.chunks = chunks_of(settings, catalog, over)
         run.code = code_of(chosen)
+        if held != asked:
+            progress(why)
+            run.note = why
         lake.save(settings, run)
     return work(settings, catalog, run, progress)
 
@@ -183,10 +190,13 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
         days |= {day for rejects in found.values() for held in rejects.values() for day in held}
-        over = sorted(d for d in days if d <= yesterday(settings))
         if not days:
             progress("no reject is accepted by the code of now")
             return None
+        since, why = held_from(settings, catalog, catalog.names)
+        if min(days) < since:
+            progress(why)
+        over = sorted(d for d in days if since <= d <= yesterday(settings))
         run = new_run(settings, "rejects", over, reason, pins)
         run.chunks = chunks_of(settings, catalog, over)
         lake.save(settings, run)
@@ -194,7 +204,7 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
             for group in groups(settings, lake.table(settings, catalog[name]), rejects):
                 mend(spark, settings, catalog, catalog.topics[name], group, progress)
     if not over:
-        run.state, run.note = "dropped", "only days that are not over were touched; they are live"
+        run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
         lake.save(settings, run)
         return None
     staged = work(settings, catalog, run, progress)
@@ -347,6 +357,32 @@ def refuse_days(settings: Settings, days: Sequence[date]) -> None:
             raise SettleError(f"{day} is not over in {settings.zone}; the last day that can be settled is {yesterday(settings)}")
 
 
+def held_from(settings: Settings, catalog: Catalog, names: Collection[str]) -> tuple[date, str]:
+    """The first day of which the logs keep all that these tables look at, and why it is that one, as a sentence.
+
+    What lies before cannot be computed again: the few records that came late for it would replace its rows. Yesterday can,
+    unless it has expired itself, however far a view looks back.
+    """
+    found = [(date.min, "")]
+    for topic in catalog.topics.values():
+        backs = {name: back for name, (_, back) in reach(catalog, topic).items() if name in names}
+        if topic.keep and backs:
+            kept = lake.kept_from(settings, topic)
+            gone = period(settings, kept)[0] - timedelta(microseconds=1)
+            whole = (gone + max(backs.values())).astimezone(settings.tz).date() + timedelta(days=1)
+            first = min(whole, max(kept, yesterday(settings)))
+            enough = f"the log of {topic.name} keeps {topic.keep}, which is enough for {', '.join(sorted(backs))} from {first} on"
+            found.append((first, f"{enough}; before, readers keep what they have"))
+    return max(found)
+
+
+def refuse_expired(settings: Settings, catalog: Catalog, names: Collection[str], days: Sequence[date]) -> None:
+    """Raises `SettleError` for days that a log which these tables look at no longer holds."""
+    since, why = held_from(settings, catalog, names)
+    if gone := [d for d in days if d < since]:
+        raise SettleError(f"{why}. Leave out {compare.stretch_in_words([str(d) for d in gone])}, or name other tables: --only")
+
+
 def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pins: Mapping[str, lake.Pin]) -> None:
     """Raises `SettleError` when the streams have not read what Kafka held at the end of the last day. Where no broker answers
     the log is taken as it is."""
@@ -395,8 +431,10 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
 
     Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time.
     A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
+    Without the days that a log no longer holds, of whatever table: a night settles all.
     """
     newest, found = newest_pins(settings, catalog), set[date]()
+    since, _ = held_from(settings, catalog, catalog.names)
     for topic in catalog.topics.values():
         table, margins = lake.table(settings, topic), reach(catalog, topic)
         read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in margins}
@@ -413,7 +451,7 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
                 near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
                 near |= {d for d in read[name] if d >= first} if name in for_ever else set()
                 found |= {d for d in near & read[name].keys() - found if lake.beyond(read[name][d], file, "hi")}
-    return sorted(found)
+    return sorted(d for d in found if d >= since)
 
 
 def newest_pins(settings: Settings, catalog: Catalog) -> dict[str, dict[date, Mapping[str, lake.Pin]]]:
@@ -432,14 +470,15 @@ def newest_pins(settings: Settings, catalog: Catalog) -> dict[str, dict[date, Ma
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which the log holds records and that no run has taken:
-    Airflow was away at night. What lies before the first is left to a person."""
+    Airflow was away at night. What lies before the first is left to a person, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
     whole = [run for run in runs if not run.only and any(said.get("published") for said in run.tables.values())]
     first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
     taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
     logs = [lake.table(settings, topic) for topic in catalog.topics.values()]
     held = {f.day for one in logs if one.exists for f in one.files() if f.day}
-    return sorted(d for d in held - taken if first < d < yesterday(settings))
+    since, _ = held_from(settings, catalog, catalog.names)
+    return sorted(d for d in held - taken if first < d < yesterday(settings) and d >= since)
 
 
 def takes(settings: Settings, catalog: Catalog, run: Run) -> bool:
@@ -496,7 +535,8 @@ def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) 
 def estimate(settings: Settings, catalog: Catalog, only: Sequence[str], first: date | None) -> tuple[int, int, float]:
     """What a replay would compute: days, records, and about how many seconds, about."""
     chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
-    days = [d for d in days_held(settings, catalog, chosen) if first is None or d >= first]
+    since = max(first or date.min, held_from(settings, catalog, [d.name for d in chosen])[0])
+    days = [d for d in days_held(settings, catalog, chosen) if d >= since]
     records = records_of(settings, catalog, needed(catalog, [d.name for d in chosen]), days)
     return len(days), records, START + records / RECORDS_A_SECOND
 
@@ -784,7 +824,7 @@ class Settling:
         """
         from pyspark.sql import functions as F
 
-        limit = (datetime.now(self.settings.tz) - duration(topic.keep or "")).date()
+        limit = lake.kept_from(self.settings, topic)
         oldest = max(limit, min((f.day for f in self.outer[topic.name].files() if f.day), default=limit))
         since = period(self.settings, oldest)[0] + duration(topic.accept_late or "0 seconds")
         lows = log_rows.where(F.col("kafka.timestamp") >= F.lit(since)).groupBy("kafka.partition")
