@@ -58,7 +58,10 @@ START, RECORDS_A_SECOND = 30.0, 10_000.0
 
 
 TOLD = """
-    WITH batches AS (SELECT l.* FROM ledger l JOIN pins ON l.stream = pins.stream AND l.seq <= pins.seq),
+    WITH batches AS (
+        SELECT l.* FROM ledger l JOIN pins ON l.stream = pins.stream AND l.seq <= pins.seq LEFT JOIN kept USING (topic, partition)
+        WHERE from_offset >= coalesce(low, 0)
+    ),
     near AS (
         SELECT topic, stream, seq FROM batches JOIN seen USING (topic, partition)
         WHERE from_offset <= high AND until_offset > low
@@ -76,7 +79,7 @@ TOLD = """
     GROUP BY ALL ORDER BY topic, partition"""
 """What the ledger says of the batches from the first to the last that hold a record of the days, or that were read in them: of
 those every partition is counted, so that one whose records are all gone from the log is missed too. Where a topic changed its
-stream within, the batches of both from the first offset to the last."""
+stream within, the batches of both from the first offset to the last. None that may hold what `keep` has let expire."""
 
 
 class SettleError(RuntimeError):
@@ -817,7 +820,16 @@ class Settling:
             )
 
     def unexpired(self, topic: Topic, log_rows: DataFrame) -> Column:
-        """Whether a batch of the ledger, by partition and first offset, holds only what `keep` has not let expire yet.
+        """Whether a batch of the ledger, by partition and first offset, holds only what `keep` has not let expire yet."""
+        from pyspark.sql import functions as F
+
+        found = F.lit(False)
+        for partition, low in self.unexpired_from(topic, log_rows).items():
+            found = found | ((F.col("partition") == partition) & (F.col("from_offset") >= low))
+        return found
+
+    def unexpired_from(self, topic: Topic, log_rows: DataFrame) -> dict[int, int]:
+        """By partition the first offset from which on `keep` has let nothing expire yet.
 
         A record comes at most `accept_late` after its event: what came so long after the oldest day that is kept had begun is
         of that day or a later one.
@@ -828,10 +840,15 @@ class Settling:
         oldest = max(limit, min((f.day for f in self.outer[topic.name].files() if f.day), default=limit))
         since = period(self.settings, oldest)[0] + duration(topic.accept_late or "0 seconds")
         lows = log_rows.where(F.col("kafka.timestamp") >= F.lit(since)).groupBy("kafka.partition")
-        found = F.lit(False)
-        for r in lows.agg(F.min("kafka.offset").alias("low")).toArrow().to_pylist():
-            found = found | ((F.col("partition") == r["partition"]) & (F.col("from_offset") >= r["low"]))
-        return found
+        found = {r["partition"]: r["low"] for r in lows.agg(F.min("kafka.offset").alias("low")).toArrow().to_pylist()}
+        return {int(p): found.get(int(p), until) for p, until in lake.upto(self.run.pins, topic.name).items()}
+
+    def expires(self, topic: Topic, since: datetime) -> bool:
+        """Whether a batch that was read a day before an instant, or later, may hold what `keep` has let expire already."""
+        if not topic.keep or topic.name in self.from_kafka:
+            return False
+        late = duration(topic.accept_late or "0 seconds")
+        return since - timedelta(days=1) < period(self.settings, lake.kept_from(self.settings, topic))[0] + late
 
     def refuse_untold(self, topic: Topic, told: Mapping[int, Mapping[str, Any]]) -> None:
         """Raises `SettleError` where the ledger lacks offsets up to the pin; says from where on it has them, if not from zero."""
@@ -1072,7 +1089,8 @@ class Settling:
     def offsets(self, topics: Sequence[Topic], days: Sequence[date], spans: Sequence[Span]) -> dict[str, DataFrame]:
         """Of each topic, by partition: `offsets` that the ledger has of the batches with the days' records, gaps that it
         explains left out, and the `accepted` and `rejected` records that the log has of them. One that it has twice counts as
-        none, or it would stand for one that is lost.
+        none, or it would stand for one that is lost. Of a topic with `keep` and without `accept_late` any record can have
+        expired: that the log lacks some is only said.
 
         The ledger's part is a few numbers of each batch, for which DuckDB needs no plan of Spark's for each topic.
         """
@@ -1086,8 +1104,14 @@ class Settling:
 
         seen = fold.union([ends(t) for t in topics]).toArrow()
         read_in = [{"topic": t.name, "since": since, "until": until} for t in topics for since, until in spans]
+        near = [t for t in topics if self.expires(t, spans[0][0])]
+        lows = {t: self.unexpired_from(t, self.up_to_pin(t, lake.read(self.spark, self.outer[t.name]))) for t in near}
+        kept = [{"topic": t.name, "partition": p, "low": low} for t, found in lows.items() for p, low in found.items()]
         with query.connect(self.settings, self.catalog, ["ledger"]) as db:
             db.register("seen", seen)
+            db.register(
+                "kept", pa.Table.from_pylist(kept, pa.schema({"topic": pa.string(), "partition": pa.int32(), "low": pa.int64()}))
+            )
             db.register("spans", pa.Table.from_pylist(read_in))
             pins = self.run.pins.values()
             db.register("pins", pa.table({"stream": [p.stream for p in pins], "seq": [p.seq for p in pins]}))
@@ -1106,7 +1130,14 @@ class Settling:
         for (name, partition), of_one in groupby(told, key=lambda r: (r["topic"], r["partition"])):
             has = logged.get((name, partition), {"accepted": 0, "rejected": 0, "there": 0})
             twice = has["accepted"] + has["rejected"] - has["there"]
-            sums = {"offsets": sum(r["offsets"] for r in of_one), "accepted": has["accepted"] - 2 * twice}
+            offsets, topic = sum(r["offsets"] for r in of_one), self.catalog.topics[name]
+            if has["there"] < offsets and topic.keep and not topic.accept_late and name not in self.from_kafka:
+                self.say(
+                    f"topic {name}, partition {partition}: of the batches of these days the log lacks {offsets - has['there']:,} "
+                    f"records. They may have come too late for keep={topic.keep}; with accept_late it would be known"
+                )
+                offsets = has["there"]
+            sums = {"offsets": offsets, "accepted": has["accepted"] - 2 * twice}
             rows[name].append({"partition": partition, "rejected": has["rejected"], **sums})
         schema = pa.schema([("partition", pa.int32()), *((c, pa.int64()) for c in ("offsets", "accepted", "rejected"))])
         return {name: self.spark.createDataFrame(pa.Table.from_pylist(mine, schema)) for name, mine in rows.items()}

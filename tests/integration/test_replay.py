@@ -443,6 +443,43 @@ def test_offset_that_nobody_has_or_that_has_expired_is_said_and_no_refusal(
     assert work.run.note == "; ".join(said)
 
 
+LACKS = (
+    "topic made, partition 0: of the batches of these days the log lacks {} records. They may have come too late for "
+    "keep=10 days; with accept_late it would be known"
+)
+
+
+#   offset      0    10   12   15   20          the days: 0 to 9 forty days ago, 10 to 14 ten, 15 to 19 five
+#               [gone           )[   )
+@pytest.mark.parametrize(
+    ("late", "lacks", "twice", "counted", "said"),
+    [
+        ({"accept_late": "1 day"}, {*range(10)}, set(), (5, 5), []),
+        ({"accept_late": "1 day"}, {*range(10), 17}, set(), (4, 5), []),
+        ({"accept_late": "40 days"}, {*range(10), 17}, set(), None, []),
+        ({}, {*range(10)}, set(), (8, 8), []),
+        ({}, {*range(10), 17}, set(), (7, 7), [LACKS.format(1)]),
+        ({}, {*range(10), 17}, {18}, (6, 7), [LACKS.format(1)]),
+    ],
+    ids=["whole", "lost", "all may be gone", "whole, of any age", "lost or expired", "twice"],
+)
+def test_batch_that_may_hold_what_has_expired_is_not_held_against_a_night(
+    settings: Settings,
+    spark: SparkSession,
+    late: dict[str, str],
+    lacks: set[int],
+    twice: set[int],
+    counted: tuple[int, int] | None,
+    said: list[str],
+) -> None:
+    batches = [(0, 0, 12, 0), (0, 12, 15, 0), (0, 15, 20, 0)]
+    work, topic, told = settling(settings, spark, batches, lacks, {0: 20}, twice=twice, keep="10 days", **late)
+    days = [TODAY - timedelta(days=n) for n in (10, 5)]
+    found = work.offsets([topic], days, [settle.period(settings, day) for day in days])["made"].collect()
+    assert [(r["accepted"] + r["rejected"], r["offsets"]) for r in found] == ([counted] if counted else [])
+    assert told == said
+
+
 def test_record_that_the_log_lacks_is_a_refusal_that_names_the_range(shops: Shops, spark: SparkSession) -> None:
     log = lake.table(shops.settings, shops.catalog[shops.topic])
     [(partition, offset)] = shops.rows(f"SELECT kafka.partition, kafka.offset FROM {shops.topic} WHERE id = 'twin'")
