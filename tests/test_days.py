@@ -194,6 +194,18 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     assert settle.stale(settings, CLOSES) == []
 
 
+@pytest.mark.parametrize(("late", "earlier"), [("18:40", True), ("19:00", False)])
+def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earlier_day_too(settings, monkeypatch, late, earlier):
+    at, there = datetime.fromisoformat(f"2026-11-01T{late}+00:00"), settings.model_copy(update={"zone": "Asia/Kolkata"})
+    file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/others" else [])
+    pins, said = {"main": Pin("main", 6, READ, "")}, {name: {"published": "at one"} for name in ("closes", "moves")}
+    run = Run("settle-1", "published", ["2026-11-01", "2026-11-02"], "", "", "", pins, said)
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    assert settle.stale(there, CLOSES) == [date(2026, 11, n) for n in ((1, 2) if earlier else (2,))]
+
+
 @pytest.mark.parametrize(("of", "again"), [(PEOPLE, [2, 3, 4, 5]), (OWNED, [1, 2, 3, 4, 5])])
 def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_again(settings, monkeypatch, of, again):
     # Of a table's log no file says its times, so what looks ahead of the day may look at any of its changes.

@@ -687,7 +687,7 @@ def answers(
     frames = []
     for since, until in days_of(start, end) if any(map(is_table, way.reads.values())) else [(start, end)]:
         low, high = since - duration(view.lookback), until + duration(view.lookahead)
-        high = whole_hour(high) if settled else high
+        high = max(high, whole_hour(until)) if settled else high
         asked = period(spark, since, until)
         handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged)
         if isinstance(way, Shortcut):
@@ -700,6 +700,11 @@ def whole_hour(at: datetime) -> datetime:
     """The end of the UTC hour that an instant cuts, or itself: where a zone is half an hour off, so is a day's end, and the row
     of its last hour is of events of the next day too."""
     return at + timedelta(seconds=-at.timestamp() % 3600)
+
+
+def hour_of(at: datetime) -> datetime:
+    """The start of the UTC hour that an instant lies in."""
+    return at - timedelta(seconds=at.timestamp() % 3600)
 
 
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
