@@ -1,6 +1,6 @@
 """Which rows late events explain: the law of `compare.spans_of_late`, case by case, over a log and a ledger.
 
-And that a difference which is planted in a rollup is found.
+And that a difference which is planted in a rollup or a view is found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -261,3 +261,32 @@ def test_a_cent_a_key_and_a_null_that_are_planted_in_a_view_are_found(spark, tmp
     asked = None if staged == SHOWN[::-1] and not vectors else spark
     [one] = compare.compare(asked, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
     assert (one.rows, (one.changed, one.missing, one.extra)) == (len(staged), counts)
+
+
+ONCE, OTHER_CENT = SHOWN[0], (at(10), "a", "1.01")
+
+
+@pytest.mark.parametrize(
+    ("published", "staged", "counts"),
+    [
+        ([*SHOWN, ONCE], SHOWN, (0, 0, 1)),
+        (SHOWN, [*SHOWN, ONCE], (0, 1, 0)),
+        ([*SHOWN, ONCE, ONCE], SHOWN, (0, 0, 2)),
+        ([*SHOWN, SHOWN[1]], SHOWN, (0, 0, 1)),  # of a key with a null
+        ([*SHOWN, OTHER_CENT], SHOWN, (0, 0, 1)),
+        ([*SHOWN, ONCE], [*SHOWN[1:], OTHER_CENT], (1, 0, 1)),
+        ([*SHOWN, ONCE], [*SHOWN, SHOWN[2]], (0, 1, 1)),  # as many rows
+        ([*SHOWN, ONCE], [*SHOWN, ONCE], (0, 0, 0)),
+    ],
+)
+def test_row_that_a_view_has_twice_is_found(spark, tmp_path, published, staged, counts):
+    view, settings = replace(hours, key=("hour", "name"), refresh=None), Settings(_env_file=None, home=tmp_path)
+    table = lake.table(settings, view)
+    table.create(fold.schema_of(amounts(spark, SHOWN, settled=False)))
+    batch = lake.Batch("main", 0, 0)
+    lake.append(table, batch, lake.write_spark(table, batch.folder, amounts(spark, published, settled=False)))
+    lake.stage(table, "new", amounts(spark, staged, settled=True))
+    run = lake.Run("new", "staged", [str(DAY)], "", "", "0")
+    [one] = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
+    assert (one.rows, (one.changed, one.missing, one.extra)) == (len(staged), counts)
+    assert len(one.samples) == sum(counts)

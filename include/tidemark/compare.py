@@ -60,8 +60,9 @@ class Difference:
 def compare(spark: SparkSession, settings: Settings, catalog: Catalog, run: lake.Run, names: Iterable[str]) -> list[Difference]:
     """Each named rollup and view of a run, day by day, staged beside published; days that are the same say so by 0.
 
-    Promises that one row, one cent or one key is found. Of a rollup, what is published is merged and taken up to the
-    run's pin; two sets are the same when they hold the same values. A published row's `settled` is not compared.
+    Promises that one row, one cent or one key is found; of a view also a row that is there twice. Of a rollup, what is
+    published is merged and taken up to the run's pin; two sets are the same when they hold the same values. A published row's
+    `settled` is not compared.
     """
     found, arrivals = [], Arrivals(spark, settings)
     for name in names:
@@ -315,10 +316,16 @@ def apart(
     key = list(dict.fromkeys(("day", *declared.key)))
     rest = [c for c in ours.columns if c not in key]
     wanted = F.col("day").isin(list(days))
-    left = ours.where(wanted).select(*key, F.struct(F.lit(1), *rest).alias("_ours"))
-    right = theirs.where(wanted).select(*key, F.struct(F.lit(1), *rest).alias("_theirs"))
+    place = key if isinstance(declared, Rollup) else [*key, "_copy"]
+
+    def side(rows: DataFrame, name: str) -> DataFrame:
+        # Of a view, whose rows nothing merges, a key may stand there twice: its rows are matched one by one, in order.
+        copy = F.row_number().over(Window.partitionBy(*key).orderBy(*(rest or key)))
+        return rows.where(wanted).withColumn("_copy", copy).select(*place, F.struct(F.lit(1), *rest).alias(name))
+
+    left, right = side(ours, "_ours"), side(theirs, "_theirs")
     # Null keys match each other here: a null in a key is a difference to show, not a row to lose.
-    held = [left[k].eqNullSafe(right[k]) for k in key]
+    held = [left[k].eqNullSafe(right[k]) for k in place]
     both = left.join(right, on=held, how="full").select(
         *(F.coalesce(left[k], right[k]).alias(k) for k in key), "_ours", "_theirs"
     )
