@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from tidemark import compare, fold, lake, speed
+from tidemark import compare, fold, lake, query, speed
 from tidemark.functions import distinct
 from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
@@ -290,3 +290,51 @@ def test_row_that_a_view_has_twice_is_found(spark, tmp_path, published, staged, 
     [one] = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
     assert (one.rows, (one.changed, one.missing, one.extra)) == (len(staged), counts)
     assert len(one.samples) == sum(counts)
+
+
+NESTED = """hour TIMESTAMP, a STRING, b STRING, one ARRAY<INT>, other ARRAY<INT>, place STRUCT<x: INT, y: INT>,
+    lists ARRAY<ARRAY<INT>>, times ARRAY<TIMESTAMP>, settled BOOLEAN, day DATE"""
+PLAIN: dict[str, Any] = dict.fromkeys(("a", "b", "one", "other", "place", "lists", "times"))
+LIKE = [
+    ({"a": "x"}, {"b": "x"}),
+    ({"a": ""}, {}),
+    ({"one": []}, {}),
+    ({"one": [None]}, {"one": []}),
+    ({"one": [1], "other": [2]}, {"one": [1, 2], "other": []}),
+    ({"one": [1]}, {"other": [1]}),
+    ({"one": [1, None]}, {"one": [None, 1]}),
+    ({"place": (None, None)}, {}),
+    ({"place": (1, None)}, {"place": (None, 1)}),
+    ({"lists": [[1], []]}, {"lists": [[], [1]]}),
+    ({"lists": [[1], [2]]}, {"lists": [[1, 2]]}),
+    ({"lists": [None]}, {"lists": [[]]}),
+    ({"times": [at(1)]}, {"times": [at(1) + timedelta(microseconds=1)]}),
+    ({"a": "x", "one": [1], "place": (1, None)}, {"a": "x", "one": [1], "place": (1, None)}),
+]
+"""What readers have of a day and what is staged; of the last one it is the same."""
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_a_null_and_where_an_array_ends_that_are_planted_in_a_view_are_found(spark, tmp_path, vectors):
+    """By DuckDB, and of a view with deletion vectors by Spark."""
+    view, settings = replace(hours, refresh=None), Settings(_env_file=None, home=tmp_path)
+    days = [DAY + timedelta(days=n) for n in range(len(LIKE))]
+
+    def rows(side: int, settled: bool) -> Any:
+        told = [(at(10, 0, d), *(PLAIN | one[side]).values(), settled, d) for d, one in zip(days, LIKE, strict=True)]
+        return spark.createDataFrame(told, NESTED)
+
+    table = lake.table(settings, view)
+    table.create(fold.schema_of(rows(0, settled=False)))
+    batch, published = lake.Batch("main", 0, 0), rows(0, settled=False)
+    published = published.union(published.withColumn("a", F.lit("gone"))) if vectors else published
+    lake.append(table, batch, lake.write_spark(table, batch.folder, published.coalesce(1)))
+    lake.stage(table, "new", rows(1, settled=True))
+    run = lake.Run("new", "staged", [str(d) for d in days], "", "", "0")
+    if vectors:
+        spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
+        spark.sql(f"DELETE FROM delta.`{table.path}` WHERE a = 'gone'")
+        with pytest.raises(query.QueryError, match="deletion vectors"):
+            compare.by_duckdb(settings, view, run, days)
+    found = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
+    assert [(one.changed, one.missing, one.extra) for one in found] == [(1, 0, 0)] * (len(LIKE) - 1) + [(0, 0, 0)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
 from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, remembered
@@ -28,6 +29,9 @@ FEW = 50_000
 COUNTS = ("rows", "missing", "extra", "changed", "late", "unexplained")
 DAY, HOUR, MOMENT = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
+TO_THE_MICROSECOND = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+WHOLE = {"ignoreNullFields": "false", "timestampFormat": f"{TO_THE_MICROSECOND}XXX", "timestampNTZFormat": TO_THE_MICROSECOND}
+"""JSON that says all of a value: its nulls, and its instants to the microsecond."""
 
 Pins = Mapping[str, lake.Pin]
 
@@ -276,17 +280,31 @@ def fingerprints(
 
 
 def hashed(rows: DataFrame) -> DataFrame:
+    nested = {f.name: isinstance(f.dataType, ArrayType | StructType) for f in rows.schema.fields}
+    values = [value for name in rows.columns for value in hashable(F.col(name), nested[name])]
     # Two hashes of 64 bits, summed without overflow: an accident would need 2^64 tries.
-    sums = [F.sum(F.xxhash64(F.lit(seed), *rows.columns).cast("decimal(20,0)")).alias(f"sum{seed}") for seed in (1, 2)]
+    sums = [F.sum(F.xxhash64(F.lit(seed), *values).cast("decimal(20,0)")).alias(f"sum{seed}") for seed in (1, 2)]
     return rows.groupBy("day").agg(F.count("*").alias("rows"), *sums)
+
+
+def hashable(column: Column, nested: bool = False) -> list[Column]:
+    """A column as it is hashed: whether it is null, then its value, of an array or a struct as JSON.
+
+    Spark's hashes pass over what is null, and of what is nested take the leaves alone: `(1, null)` and `(null, 1)` have one hash,
+    and so have `[[1], [2]]` and `[[1, 2], []]`.
+    """
+    return [column.isNull(), F.to_json(column, WHOLE) if nested else column]
 
 
 def by_duckdb(settings: Settings, declared: View, run: lake.Run, days: Sequence[date]) -> tuple[Prints, Prints]:
     """`fingerprints` of a view. Raises `QueryError` for a table that DuckDB does not read."""
     import duckdb
+    from deltalake.schema import PrimitiveType
 
     outer = lake.table(settings, declared)
-    columns = ", ".join(f'"{c}"' for c in sorted(f.name for f in outer.delta().schema().fields) if c != "settled")
+    fields = sorted((f for f in outer.delta().schema().fields if f.name != "settled"), key=lambda f: f.name)
+    # To `hash` an empty array is a null, and of two arrays side by side it does not matter where one ends.
+    columns = ", ".join(f'"{f.name}"' if isinstance(f.type, PrimitiveType) else f'to_json("{f.name}")' for f in fields)
     sums = ", ".join(f"sum(hash({seed}, {columns})::HUGEINT)::VARCHAR" for seed in (1, 2))
     wanted = ", ".join(f"DATE '{d}'" for d in days)
     both: tuple[Prints, Prints] = ({}, {})

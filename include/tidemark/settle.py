@@ -739,8 +739,9 @@ class Settling:
         """What Kafka holds, judged by the code of now, must be what the log holds: the next settling reads the log."""
         from pyspark.sql import functions as F
 
-        own = [c.name for c in topic.columns]
-        hashed = F.xxhash64("kafka.offset", "kafka.timestamp", "kafka.key", "kafka.value", "kafka.headers", "reject", *own)
+        plain = ("kafka.offset", "kafka.timestamp", "kafka.key", "kafka.value", "reject", *(c.name for c in topic.columns))
+        values = [v for name in plain for v in compare.hashable(F.col(name))]
+        hashed = F.xxhash64(*values, *compare.hashable(F.col("kafka.headers"), nested=True))
 
         def prints(rows: DataFrame) -> dict[int, Any]:
             sums = rows.groupBy("kafka.partition").agg(F.count("*").alias("n"), F.sum(hashed.cast("decimal(20,0)")).alias("sum"))

@@ -480,6 +480,41 @@ def test_batch_that_may_hold_what_has_expired_is_not_held_against_a_night(
     assert told == said
 
 
+WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL"
+
+
+@pytest.mark.parametrize(
+    ("in_kafka", "in_log", "said"),
+    [
+        ({"a": "x"}, {"b": "x"}, "has without values of columns that were added later"),
+        ({"key": b"x", "value": None}, {"value": b"x"}, "holds otherwise than Kafka"),
+        ({"headers": None}, {"headers": []}, "has without values of columns that were added later"),
+        ({"headers": [("h", None)]}, {"headers": [("h", None)]}, None),
+    ],
+)
+def test_log_in_which_a_null_has_changed_places_is_not_what_kafka_holds(
+    settings: Settings, spark: SparkSession, in_kafka: dict[str, Any], in_log: dict[str, Any], said: str | None
+) -> None:
+    topic = Topic("made", None, 1, WITH_NULLS, "sold_at")
+
+    def record(a: str | None = None, b: str | None = None, key: Any = None, value: Any = b"{}", headers: Any = None) -> Any:
+        place = (0, 0, NOW, key, value, headers)
+        return spark.createDataFrame([("1", a, b, NOW, place, None, TODAY)], fold.log_schema(topic))
+
+    log, batch = lake.table(settings, topic), lake.Batch("main", 0, 0)
+    log.create(fold.schema_of(record()))
+    lake.append(log, batch, lake.write_spark(log, batch.folder, record(**in_log)))
+    pins = {"main": lake.Pin("main", 0, {"made": {"0": 1}}, NOW.isoformat())}
+    run = lake.Run("r", "running", [], "test", NOW.isoformat(), "0", pins)
+    work = settle.Settling(settings, model.catalog([type("p", (), {"made": topic})]), run, print)
+    work.spark, work.outer, work.kept = spark, {"made": log}, {"made": record(**in_kafka)}
+    if said is None:
+        work.same_as_log(topic)
+        return
+    with pytest.raises(settle.SettleError, match=f"differ: 1 records that the log {said}, the first at partition 0, offset 0"):
+        work.same_as_log(topic)
+
+
 def test_record_that_the_log_lacks_is_a_refusal_that_names_the_range(shops: Shops, spark: SparkSession) -> None:
     log = lake.table(shops.settings, shops.catalog[shops.topic])
     [(partition, offset)] = shops.rows(f"SELECT kafka.partition, kafka.offset FROM {shops.topic} WHERE id = 'twin'")
