@@ -675,6 +675,38 @@ def test_an_announcement_must_fit_the_columns_of_its_view(spark, said, sentence)
     assert sentence is None or str(found["told"]).startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("made", "wrong"),
+    [
+        ("map(page, 1)", "MAP<STRING,INT>"),
+        ("array(map(page, 1))", "MAP<STRING,INT>"),
+        ("named_struct('of', named_struct('pages', map(page, 1)))", "MAP<STRING,INT>"),
+        ("parse_json('[1]')", "VARIANT"),
+        ("NULL", "VOID"),
+        ("INTERVAL '1' DAY", "INTERVAL DAY"),
+        ("make_interval(1)", "INTERVAL"),
+        ("page COLLATE UTF8_LCASE", "STRING COLLATE UTF8_LCASE"),  # to which `a` is `A`
+        ("array_sort(map_entries(map(page, 1)))", None),
+        ("array(named_struct('n', 1.50, 'at', at, 'bytes', page::BINARY))", None),
+        ("named_struct('day', DATE '2026-11-18', 'ntz', TIMESTAMP_NTZ '2026-11-18 10:00:00', 'x', 1.5e0, 'new', true)", None),
+    ],
+)
+def test_a_column_in_which_no_comparison_finds_a_difference_is_refused(spark, made, wrong):
+    def shown(events):
+        return events.select("page", F.col("at").alias("hour"), F.expr(made).alias("made"))
+
+    def rolled(views):
+        return views.groupBy("page", F.col("at").alias("pane")).agg(F.first(F.expr(made)).alias("made"))
+
+    one = view(reads={"events": WIDE}, key=("page", "hour"), time="hour")(shown)
+    other = rollup(reads={"views": WIDE}, key=("page", "pane"), time="pane", merge={"made": "max"})(rolled)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", a=WIDE, b=one, c=other)]))}
+    for owner in ("view shown", "rollup rolled"):
+        said = found[owner.split()[1]]
+        assert isinstance(said, Exception) == (wrong is not None), said
+        assert wrong is None or str(said).startswith(f"{owner}: column made is {wrong}, in which no comparison would find")
+
+
 # ------------------------------------------------------------------------------------------------- tables and their changes
 
 USERS = Topic(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column as Expression
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 AHEAD = "5 minutes"
 OLDEST = "2000-01-01T00:00:00Z"
@@ -513,6 +513,8 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
                 whole = answer(declared, declared.function, handed, bounds, settled=False)
                 refuse_dates(declared, whole.schema)
                 refuse_unsayable(declared, whole.schema)
+            if not isinstance(declared, Topic):
+                refuse_incomparable(declared, whole.schema)
             schema = schema_of(whole)
             frames[declared.name] = spark.createDataFrame([], schema)  # not `whole`: Spark would analyze its whole past again
             yield declared, described(declared, schema)
@@ -562,6 +564,37 @@ def code_of(catalog: Catalog) -> str:
     said += [fingerprint(declared) for declared in (*catalog.topics.values(), *catalog.derived)]
     said += [repr(inspect.getclosurevars(declared.function).nonlocals) for declared in catalog.derived]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+COMPARABLE = (
+    *("string", "binary", "boolean", "date", "timestamp", "timestamp_ntz"),
+    *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
+)
+"""The types in which a difference of one value is found, and that every reader of the lake reads; arrays and structs too."""
+
+
+def refuse_incomparable(declared: Rollup | View, schema: StructType) -> None:
+    """Raises `DeclarationError` for a column of a type that Spark cannot compare, such as MAP or VARIANT, or does not exactly."""
+    owner = f"{type(declared).__name__.lower()} {declared.name}"
+    for f in schema.fields:
+        if wrong := incomparable(f.dataType):
+            raise DeclarationError(
+                f"{owner}: column {f.name} is {wrong}, in which no comparison would find every difference; types are "
+                f"{', '.join(COMPARABLE).upper()}, and ARRAY and STRUCT of them. Of a map take the entries in order: "
+                f"F.array_sort(F.map_entries(…))"
+            )
+
+
+def incomparable(kind: DataType) -> str:
+    """What of a type cannot be compared; empty where all of it can."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(kind, ArrayType):
+        return incomparable(kind.elementType)
+    if isinstance(kind, StructType):
+        return next(filter(None, (incomparable(f.dataType) for f in kind.fields)), "")
+    name = kind.simpleString()
+    return "" if name.split("(")[0] in COMPARABLE else name.upper()
 
 
 SAYABLE = {
