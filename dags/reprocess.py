@@ -71,7 +71,7 @@ def reprocess() -> None:
         if params["first"] and date.fromisoformat(params["first"]) > settle.yesterday(SETTINGS):
             raise ValueError(f"{params['first']} is not over in {SETTINGS.zone}")
         name = f"reprocess-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
-        settle.refuse_second(SETTINGS, name)
+        settle.refuse_undecided(SETTINGS, name)
         chosen = [CATALOG[n] for n in readers(CATALOG, only or CATALOG.names)]
         settle.refuse_other_code(SETTINGS, chosen)
         first = date.fromisoformat(params["first"]) if params["first"] else None

@@ -157,7 +157,7 @@ def replay(
     refuse_other_code(settings, chosen)
     with lake.pinning(settings):
         if alone:
-            refuse_second(settings, name)
+            refuse_undecided(settings, name)
         pins = pinned(settings, catalog)
         since, why = held_from(settings, catalog, [d.name for d in chosen])
         asked = days_held(settings, catalog, chosen)
@@ -182,14 +182,16 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     days that are over are settled. Returns the run to publish; None where no settled day has changed.
 
     A record is mended once: it is no reject afterwards. Cut off and done again, it finishes: the days are noted first, and
-    a rollup's rows merge.
+    a rollup's rows merge. Raises `SettleError` while a replay is undecided.
     """
+    refuse_undecided(settings)
     spark = session.session(settings, "tidemark-rejects")
     days: set[date] = set()
     for cut_off in lake.runs(settings):
         if cut_off.kind == "rejects" and cut_off.state in ("running", "failed"):
             days |= {date.fromisoformat(d) for d in cut_off.days}
     with lake.pinning(settings):
+        refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
         days |= {day for rejects in found.values() for held in rejects.values() for day in held}
@@ -519,10 +521,14 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
             )
 
 
-def refuse_second(settings: Settings, name: str | None) -> None:
-    """Two replays that wait for a person would each be compared with what the other replaces."""
+def refuse_undecided(settings: Settings, name: str | None = None) -> None:
+    """Another replay would be compared with what the one that waits replaces; and of a day that is not over this one would
+    replace what mended rejects have added since by what it computed without them. `name` is the run's own."""
     if other := next((r for r in lake.runs(settings) if r.kind == "replay" and r.undecided and r.id != name), None):
-        raise SettleError(f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first")
+        raise SettleError(
+            f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first: "
+            f"tidemark publish {other.id}, or tidemark drop {other.id}"
+        )
 
 
 def topics_of(catalog: Catalog, declared: Declared) -> list[Topic]:
