@@ -3,10 +3,13 @@
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
+from pyspark.sql.types import StructType
 
 from tidemark import lake, settle
-from tidemark.model import Catalog
+from tidemark.model import Catalog, Topic, rollup, view
 
 NOW = datetime.now(UTC)
 TODAY = NOW.date()
@@ -48,3 +51,109 @@ def test_rejects_are_mended_beside_what_is_decided_and_beside_a_night(settings, 
     recorded(settings, "r1", kind, (YESTERDAY,), state=state)
     with pytest.raises(settle.SettleError, match="no stream has committed a batch yet"):  # which is asked next
         settle.settle_rejects(settings, NOTHING, "page may be null")
+
+
+CLICKS = Topic("clicks", key="id", partitions=1, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", event_time="at")
+
+
+@rollup(reads={"clicks": CLICKS}, key=("minute",), time="minute", merge={"n": "max"})
+def minutes(clicks): ...
+
+
+@view(reads={"minutes": minutes}, key=("hour",), time="hour")
+def hours(minutes): ...
+
+
+CATALOG = Catalog({"clicks": CLICKS}, {"minutes": minutes}, {"hours": hours})
+ROWS = pa.schema([("n", pa.int64()), ("day", pa.date32())])
+
+
+def rows(numbers: dict[int, date]) -> pa.Table:
+    return pa.Table.from_pylist([{"n": n, "day": day} for n, day in numbers.items()], ROWS)
+
+
+@pytest.fixture
+def lived(settings: Any) -> Any:
+    """Three days of which the stream has appended batches 0 to 5: of yesterday 2 to 4, of today 5."""
+    days = (BEFORE, BEFORE, YESTERDAY, YESTERDAY, YESTERDAY, TODAY)
+    for declared in (minutes, hours):
+        table = lake.table(settings, declared)
+        table.create(StructType().add("n", "long").add("day", "date"))
+        for seq, day in enumerate(days):
+            batch = lake.Batch("main", seq, seq)
+            lake.append(table, batch, lake.write_arrow(table, batch.folder, rows({seq: day})))
+    return settings
+
+
+def staged(settings: Any, name: str, kind: str, seq: int, days: tuple[date, ...], first: int, **more: Any) -> lake.Run:
+    """A run with a row of each of its days, numbered from `first`; the rollup has one of each day that was not over, too."""
+    run = recorded(settings, name, kind, days, seq, **more)
+    for declared in (minutes, hours):
+        numbers = dict(enumerate(run.days_of(declared), first))
+        write_deltalake(lake.staging(lake.table(settings, declared), name), rows(numbers), partition_by=["day"])
+        run.tables[declared.name] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 1}
+    lake.save(settings, run)
+    return run
+
+
+def read(settings: Any) -> dict[str, dict[date, list[int]]]:
+    """By table and day what readers have."""
+    found: dict[str, dict[date, list[int]]] = {"minutes": {}, "hours": {}}
+    for declared in (minutes, hours):
+        for r in lake.table(settings, declared).delta().to_pyarrow_table().sort_by("n").to_pylist():
+            found[declared.name].setdefault(r["day"], []).append(r["n"])
+    return found
+
+
+@pytest.mark.parametrize("open_day", [True, False])
+def test_replay_that_a_night_has_overtaken_is_published_by_the_commands_that_it_says(lived, open_day):
+    #   batches   0   1   2   3   4   5
+    #             before| yesterday |today
+    #                           ▲   ▲ the pin of the replay, and of the night
+    settings, over = lived, (BEFORE,) if open_day else (BEFORE, YESTERDAY)
+    waits = staged(settings, "replay-1", "replay", 3, over, 20, open_days=[str(YESTERDAY)] if open_day else [])
+    staged(settings, "night-1", "settle", 4, (YESTERDAY,), 30)
+    settle.publish(settings, CATALOG, "night-1")
+    before = read(settings)
+    with pytest.raises(lake.LakeError, match=rf"read stream main up to batch 3, but {YESTERDAY} of .*; it need not") as refused:
+        settle.publish(settings, CATALOG, waits.id)
+    assert read(settings) == before
+    commands = "tidemark rollback night-1, tidemark publish replay-1, tidemark settle --day"
+    assert str(refused.value).endswith(f"settle again what was taken back: {commands} {YESTERDAY}")
+
+    settle.rollback(settings, CATALOG, "night-1", "the replay first")
+    settle.publish(settings, CATALOG, "replay-1")
+    assert read(settings)["minutes"] == {BEFORE: [20], YESTERDAY: [4, 21], TODAY: [5]}
+    assert read(settings)["hours"] == {BEFORE: [20], YESTERDAY: [2, 3, 4] if open_day else [21], TODAY: [5]}
+    staged(settings, "night-2", "settle", 5, (YESTERDAY,), 40)
+    settle.publish(settings, CATALOG, "night-2")
+    assert read(settings) == {name: {BEFORE: [20], YESTERDAY: [40], TODAY: [5]} for name in ("minutes", "hours")}
+
+
+def test_replay_that_two_nights_have_overtaken_says_the_newest_first_and_each_once(lived):
+    waits = staged(lived, "replay-1", "replay", 3, (BEFORE,), 20, open_days=[str(YESTERDAY)])
+    for name, seq, days in (("night-1", 4, (YESTERDAY,)), ("night-2", 5, (BEFORE, YESTERDAY))):
+        staged(lived, name, "settle", seq, days, 30 + seq)
+        settle.publish(lived, CATALOG, name)
+    commands = f"tidemark rollback night-2, tidemark rollback night-1, tidemark publish replay-1, tidemark settle --day {BEFORE}"
+    with pytest.raises(lake.LakeError, match=rf"{commands} --day {YESTERDAY}$"):
+        settle.publish(lived, CATALOG, waits.id)
+    for name in ("night-2", "night-1"):
+        settle.rollback(lived, CATALOG, name, "the replay first")
+    assert {p.table for p in settle.publish(lived, CATALOG, waits.id) if p.version} == {"minutes", "hours"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "newer", "way"),
+    [
+        ("replay", "replay", "run newer is the newer replay, so drop this one: tidemark drop older"),
+        ("settle", "replay", f"settle again: tidemark settle --day {YESTERDAY}"),
+        ("settle", "settle", f"settle again: tidemark settle --day {YESTERDAY}"),
+    ],
+)
+def test_older_run_says_what_to_do_instead(lived, kind, newer, way):
+    staged(lived, "older", kind, 3, (YESTERDAY,), 20)
+    staged(lived, "newer", newer, 4, (YESTERDAY,), 30)
+    settle.publish(lived, CATALOG, "newer")
+    with pytest.raises(lake.LakeError, match=rf"but {YESTERDAY} of .* was published by run newer with batch 4; {way}$"):
+        settle.publish(lived, CATALOG, "older")

@@ -1276,18 +1276,41 @@ def forced_of(catalog: Catalog, run: Run, name: str) -> dict[str, Any]:
 
 
 def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
-    """Nothing of a run is published when any of its days was published with a greater pin since. Raises `LakeError`."""
-    for other in lake.runs(settings):
+    """Nothing of a run is published when any of its days was published with a greater pin since. Raises `LakeError`.
+
+    Nor is it published without those days: what the newer run computed of them may rest on what this one replaces, and
+    nobody was shown the two beside each other.
+    """
+    newer: list[tuple[Run, date, str]] = []
+    for other in sorted(lake.runs(settings), key=lambda r: r.published or ""):
         for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():
             if other.id == run.id or run.tables[name].get("published") or not other.tables[name].get("published"):
                 continue
             both = set(run.days_of(catalog[name])) & set(other.days_of(catalog[name])) if name in catalog.names else set()
             for stream, pin in other.pins.items():
                 if both and stream in run.pins and pin.seq > run.pins[stream].seq:
-                    raise lake.LakeError(
+                    said = (
                         f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
-                        f"was published by run {other.id} with batch {pin.seq}; settle again: tidemark settle --day {min(both)}"
+                        f"was published by run {other.id} with batch {pin.seq}"
                     )
+                    newer.append((other, min(both), said))
+    if newer:
+        _, day, said = newer[0]
+        again = f"settle again: tidemark settle --day {day}"
+        raise lake.LakeError(f"{said}; {way_back(run, [other for other, *_ in newer]) if run.kind == 'replay' else again}")
+
+
+def way_back(run: Run, newer: Sequence[Run]) -> str:
+    """How a replay comes to be published although runs have published some of its days since, oldest first."""
+    if replays := [other.id for other in newer if other.kind == "replay"]:
+        return f"run {replays[-1]} is the newer replay, so drop this one: tidemark drop {run.id}"
+    names = list(dict.fromkeys(other.id for other in newer))
+    back = ", ".join(f"tidemark rollback {name}" for name in reversed(names))
+    days = sorted({day for other in newer for day in other.days})
+    return (
+        f"it need not be computed again: take the newer back, publish this one, and settle again what was taken back: {back}, "
+        f"tidemark publish {run.id}, tidemark settle {' '.join(f'--day {day}' for day in days)}"
+    )
 
 
 def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> list[Published]:
