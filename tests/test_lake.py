@@ -933,6 +933,57 @@ def test_a_generation_that_has_committed_nothing_is_pinned_at_its_start(settings
     assert {s: (p.seq, p.offsets) for s, p in found.items()} == ({} if seq is None else {"main": (seq, {"page_views": {"0": 5}})})
 
 
+LEDGER = StructType().add("stream", "string").add("topic", "string").add("finished_at", "timestamp").add("day", "date")
+for number in ("partition", "seq", "from_offset", "until_offset", "records"):
+    LEDGER.add(number, "long")
+
+
+def enter(settings, stream: str, seq: int, **records: int) -> None:
+    """A batch in the ledger, of so many records of each topic."""
+    ledger, batch = lake.ledger(settings), Batch(stream, seq, seq)
+    ledger.create(LEDGER)
+    common = {"stream": stream, "seq": seq, "partition": 0, "from_offset": 10 * seq, "until_offset": 10 * seq + 10, "day": DAY}
+    found = [{**common, "topic": topic, "records": count, "finished_at": NOON + seq * MINUTE} for topic, count in records.items()]
+    entered = pa.Table.from_pylist(found, pa.schema(ledger.delta().schema()))
+    lake.append(ledger, batch, lake.write_arrow(ledger, batch.folder, entered))
+
+
+def test_what_the_ledger_has_and_a_log_has_not_is_told_however_long_ago_it_came(settings):
+    logs = {name: Table(settings.lake_path, f"log/{name}", "pane") for name in ("busy", "quiet", "never", "lossy")}
+    for log in logs.values():
+        log.create(SCHEMA)
+    # batch   main 0   second 1   main 2   3   4
+    # busy      10                  10     10  10
+    # quiet     10        10        10     ·   ·    ← its log has lost main 2
+    # lossy                                10  lost
+    for stream, seq, records in [
+        ("main", 0, {"busy": 10, "quiet": 10}),
+        ("second", 1, {"quiet": 10}),
+        ("main", 2, {"busy": 10, "quiet": 10}),
+        ("main", 3, {"busy": 10, "lossy": 10}),
+        ("main", 4, {"busy": 10, "lossy": 0}),
+    ]:
+        enter(settings, stream, seq, **records)
+        for topic, count in records.items():
+            if count and (topic, seq) != ("quiet", 2):
+                put(logs[topic], seq, seq, stream=stream)
+
+    def told() -> list[tuple[str, str, int]]:
+        return [(r["topic"], r["stream"], r["seq"]) for r in lake.entered_beyond(settings, logs)]
+
+    assert told() == [("quiet", "main", 2)]
+    # Nor is it missed where somebody has rewritten the ledger, nor is more missed where somebody has rewritten a log.
+    DeltaTable(lake.ledger(settings).path).optimize.compact()
+    DeltaTable(logs["busy"].path).delete("n > 0")
+    assert told() == [("quiet", "main", 2)]
+    put(logs["quiet"], 2, 2)
+    assert told() == []
+    # A log that begins anew lacks all of it, of each stream in turn.
+    logs["quiet"] = Table(settings.lake_path, "log/made_anew", "pane")
+    logs["quiet"].create(SCHEMA)
+    assert told() == [("quiet", "main", 0), ("quiet", "second", 1), ("quiet", "main", 2)]
+
+
 # -------------------------------------------------------------------------------------------------------------- readers
 
 

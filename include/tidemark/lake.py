@@ -801,6 +801,41 @@ def ledger_rows(settings: Settings, stream: str, since: int = -1) -> list[dict[s
     return sorted(rows, key=lambda r: (r["seq"], r["topic"], r["partition"]))
 
 
+def entered_beyond(settings: Settings, logs: Mapping[str, Table]) -> list[dict[str, Any]]:
+    """The ledger's rows of batches with records that these logs, by topic, do not have; of each topic oldest first.
+
+    Whichever stream has read it, by the number that its log knows of that stream: what a person rewrites keeps it. Of the
+    ledger's files those are opened that may have a later batch, and read whole where they name such a topic: a quiet topic's
+    last batch may be long ago, and a day of batches takes 8 ms.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    table, known = ledger(settings), dict[tuple[str, str], int]()
+
+    def upto(topic: str, stream: str) -> int:
+        if (topic, stream) not in known:
+            at = logs[topic].appended(stream)
+            known[topic, stream] = -1 if at is None else at
+        return known[topic, stream]
+
+    rows: list[dict[str, Any]] = []
+    names = ("stream", "topic", "partition", "seq", "from_offset", "until_offset", "records", "finished_at")
+    schema = pa.schema([pa.schema(table.delta().schema()).field(name) for name in names])
+    for file in table.files():
+        asked = [t for t in logs if not file.live or int(file.live["hi"]) > upto(t, file.live["stream"])]
+        told = pq.ParquetFile(table.path / file.path, read_dictionary=["topic"]) if asked else None
+        if not told or not {*asked} & {*pc.unique(told.read(columns=["topic"]).unify_dictionaries()["topic"]).to_pylist()}:
+            continue
+        part = typed(table, file, schema)
+        part = part.filter(pc.and_(pc.greater(part["records"], 0), pc.is_in(part["topic"], pa.array(asked))))
+        for pair in part.group_by(["topic", "stream"]).aggregate([]).to_pylist():
+            mine = pc.and_(pc.equal(part["topic"], pair["topic"]), pc.equal(part["stream"], pair["stream"]))
+            rows += part.filter(pc.and_(mine, pc.greater(part["seq"], upto(**pair)))).to_pylist()
+    return sorted(rows, key=lambda r: (r["topic"], r["finished_at"], r["seq"], r["partition"]))
+
+
 def newest_batch(settings: Settings, stream: str) -> list[dict[str, Any]]:
     """The ledger's rows of a stream's newest batch; none before the first."""
     entered = ledger(settings).appended(stream)

@@ -13,15 +13,16 @@ import shutil
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
@@ -67,6 +68,7 @@ UNHURRIED, YIELDING = timedelta(seconds=10), 5
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+EDGES: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
 # How much of a view with a short way is computed at once by its full way, where it is far behind.
@@ -355,6 +357,11 @@ class Stream:
     def repair(self) -> str:
         return f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
 
+    @property
+    def afresh(self) -> str:
+        away = f"move {self.settings.lake_path} and {self.settings.checkpoints} away"
+        return f"begin afresh with what Kafka holds: {away}, and start the streams again"
+
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
         """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
         where its topics are others than before.
@@ -373,6 +380,12 @@ class Stream:
         moved, taken = self.taken_over(found, known)
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
         late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
+        if not found and last >= 0 and not (recover or accept_loss):
+            raise SpeedError(
+                f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
+                f"{self.name}; {self.repair}"
+            )
+        self.read_again()
         if found and not (recover or moved or given or late):
             newest = self.checkpoint.newest("offsets")
             planned = found.base + (-1 if newest is None else newest)
@@ -390,11 +403,6 @@ class Stream:
                 if not set(topics) - set(found.topic_ids):
                     return found
                 return self.write_identity(replace(found, topic_ids={**ids, **found.topic_ids}))
-        if not found and last >= 0 and not (recover or accept_loss):
-            raise SpeedError(
-                f"the checkpoint in {self.checkpoint.path} is lost, but the lake has {last + 1} batches of stream "
-                f"{self.name}; {self.repair}"
-            )
         start = {t: {str(p): o for p, o in parts.items()} for t, parts in earliest.items()}
         number = 1 if last < 0 else self.newest_generation() + 1
         if last >= 0 or moved or late:
@@ -430,37 +438,80 @@ class Stream:
                     f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
                 )
 
-    def plan_again(self, found: lake.Generation) -> None:
-        """Have Spark plan its newest batch once more where the ledger or a log has lost it; every other table knows it already.
+    def read_again(self) -> None:
+        """Read from Kafka again what the ledger has of a topic and its log has not, and append it to the log.
 
-        So it is when the newest entry of their Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
+        So it is when the newest entries of a log's Delta log were damaged and moved away; a quiet topic's may be of a batch long
+        ago. Rollups know it already, or get it from the log. Raises `SpeedError` where Kafka does not give it.
         """
-        done = self.checkpoint.newest("commits")
-        if done is None:
+        lost = lake.entered_beyond(self.settings, {t: self.tables[t] for t in self.mine.topics})
+        for (topic, stream), rows in groupby(lost, lambda r: (r["topic"], r["stream"])):
+            self.log_again(self.mine.topics[topic], stream, list(rows))
+
+    def log_again(self, topic: Topic, stream: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append to a log what it lacks of a stream's records, as these rows of the ledger count them.
+
+        It may hold them all: `finish_ledger` enters a batch of several topics under the latest number of them. Then the log is
+        given that number.
+        """
+        from pyspark.sql import functions as F
+
+        table, lo, hi = self.tables[topic.name], rows[0]["seq"], rows[-1]["seq"]
+        spans, lacks = fold.spans(rows)[topic.name], Counter[str]()
+        there = fold.within_offsets(lake.read(self.spark, table), spans)
+        for row in rows:
+            lacks[str(row["partition"])] += row["records"]
+        for held in there.groupBy("kafka.partition").agg(F.count("*").alias("records")).toArrow().to_pylist():
+            lacks[str(held["partition"])] -= held["records"]
+        lost = {p: (spans[p][0], spans[p][1]) for p, count in lacks.items() if count > 0}
+        newest = [r for r in lake.newest_batch(self.settings, stream) if lo == hi == r["seq"]]  # Spark may try it once more
+        batch, files = lake.Batch(stream, lo, hi, fold.spans(newest or rows)), list[Any]()
+        if lost:
+            first, end = (kafka.offsets(self.settings, [topic.name], edge)[topic.name] for edge in EDGES)
+            ranges = "; ".join(f"partition {p}, offsets {a} to {b - 1}" for p, (a, b) in lost.items())
+            refused = (
+                f"table {table.name} lacks records that the ledger has: topic {topic.name}, {ranges}; and Kafka {{}}. Put "
+                f"{table.path} back from a copy of the lake, or {self.afresh}"
+            )
+            if any(a < first.get(int(p), b) or end.get(int(p), 0) < b for p, (a, b) in lost.items()):
+                raise SpeedError(refused.format("no longer holds all of them"))
+            place = (F.col("kafka.partition").alias("_p"), F.col("kafka.offset").alias("_o"))
+            places = {int(p): span for p, span in lost.items()}
+            source = kafka.between(self.spark, self.settings, topic.name, places, f"tidemark-{self.name}-again")
+            found = fold.judged(topic, source).drop("event_time").select("*", *place)
+            found = found.join(there.select(*place), on=["_p", "_o"], how="left_anti").drop("_p", "_o")
+            files = lake.write_spark(table, batch.folder, found)
+            wanted, given = sum(lacks[p] for p in lost), sum(json.loads(f.stats)["numRecords"] for f in files)
+            if given != wanted:
+                raise SpeedError(refused.format(f"gives {given:,} of {wanted:,}"))
+            log.warning("read again: its log had lost it", topic=topic.name, stream=stream, batches=[lo, hi], records=given)
+        lake.append(table, batch, files)
+
+    def plan_again(self, found: lake.Generation) -> None:
+        """Have Spark plan its newest batch once more where the ledger has lost it; every other table knows it already, or gets it
+        with that.
+
+        So it is when the newest entry of its Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
+        """
+        done, entered = self.checkpoint.newest("commits"), self.ledger.appended(self.name)
+        entered = -1 if entered is None else entered
+        if done is None or entered >= (seq := found.base + done):
             return
-        seq, topics = found.base + done, [t for t, parts in self.offsets_of(done, found).items() if parts]
-        held = {"ledger": self.ledger} | {t: self.tables[t] for t in topics}
-        known = {name: -1 if (at := table.appended(self.name)) is None else at for name, table in held.items()}
-        if not (lacks := [name for name, at in known.items() if at < seq]):
-            return
-        rows = lake.ledger_rows(self.settings, self.name, max(found.base - 1, min(known.values())))
-        more = [r["seq"] for r in rows if r["topic"] in lacks and known[r["topic"]] < r["seq"] < seq]
-        afresh = f"in Kafka only: move {self.settings.lake_path} and {self.checkpoint.path} away, and start the stream again"
-        if more or known["ledger"] < seq - 1:
+        if entered < seq - 1:
             raise SpeedError(
-                f"{' and '.join(lacks)} lack more than the newest batch of stream {self.name}, {seq}. What they held is {afresh}"
+                f"the ledger lacks more than the newest batch of stream {self.name}, {seq}. Put {self.ledger.path} back from a "
+                f"copy of the lake, or {self.afresh}"
             )
         planned = self.checkpoint.newest("offsets") or done
         if planned > done:  # Spark would go on with what it planned last, and never come back to this batch
-            every = {"ledger": self.ledger} | {t.name: t for t in self.tables.values()}
-            if begun := [name for name, table in every.items() if (table.appended(self.name) or 0) >= found.base + planned]:
+            if begun := [n for n, t in self.tables.items() if (t.appended(self.name) or 0) >= found.base + planned]:
                 raise SpeedError(
-                    f"{' and '.join(lacks)} lack the newest whole batch of stream {self.name}, {seq}, and {begun[0]} has some of "
-                    f"the next one; {self.repair if lacks == ['ledger'] else f'what is lacking is {afresh}'}"
+                    f"the ledger lacks the newest whole batch of stream {self.name}, {seq}, and {begun[0]} has some of the next "
+                    f"one; {self.repair}"
                 )
             for file in (str(planned), f".{planned}.crc"):
                 (self.checkpoint.path / "offsets" / file).unlink(missing_ok=True)
-        log.warning("its newest batch is read again: it is not there any more", tables=lacks, stream=self.name, seq=seq)
+        log.warning("its newest batch is read again: the ledger does not have it any more", stream=self.name, seq=seq)
         (self.checkpoint.path / "commits" / str(done)).unlink()
 
     def known_upto(self, found: lake.Generation | None, recover: bool) -> dict[str, dict[str, int]]:

@@ -1,11 +1,11 @@
 """SIGKILL at every moment that matters, one after the other in one home: nothing lost, nothing twice."""
 
 import json
-import shutil
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -13,10 +13,12 @@ from typing import Any
 
 import duckdb
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidemark import fold, kafka, lake, model, query, settle
+from tidemark import fold, kafka, lake, local, model, query, settle
 from tidemark.functions import distinct, how_many, pane, union
 from tidemark.model import Catalog, Topic, expect, rollup, view
 from tidemark.settings import Settings
@@ -24,8 +26,11 @@ from tidemark.settings import Settings
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 
 
-def declared(topic: str) -> Catalog:
-    """Two rollups that use every merge, and a view: a batch is four commits, in this order: log, minutes, newest, ledger."""
+def declared(topic: str, quiet: str = "") -> Catalog:
+    """Two rollups that use every merge, and a view: a batch is four commits, in this order: log, minutes, newest, ledger.
+
+    A quiet topic may be beside it, with a rollup of its own.
+    """
     sales = Topic(
         topic,
         key="buyer",
@@ -70,17 +75,34 @@ def declared(topic: str) -> Catalog:
             F.sum(how_many("ids")).alias("sold"), how_many(union("buyers")).alias("buyers")
         )
 
-    return model.catalog([type("shop", (), {"sales": sales, "minutes": minutes, "newest": newest, "hours": hours})])
+    returns = replace(sales, name=quiet or "returns")
+
+    @rollup(reads={"returns": returns}, key=("minute",), time="minute", merge={"ids": "distinct"})
+    def returned(returns: DataFrame) -> DataFrame:
+        return returns.groupBy(pane("sold_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
+
+    beside = {"returns": returns, "returned": returned} if quiet else {}
+    return model.catalog([type("shop", (), {"sales": sales, "minutes": minutes, "newest": newest, "hours": hours, **beside})])
 
 
 class Shop:
-    """One home that every test of this module kills a process in, and what was sent to its topic."""
+    """One home that every test of this module kills a process in, and what was sent to its topic, and to a quiet one beside."""
 
-    def __init__(self, settings: Settings, topic: str) -> None:
-        self.settings, self.topic, self.catalog = settings, topic, declared(topic)
+    def __init__(self, settings: Settings, topic: str, quiet: str = "") -> None:
+        self.settings, self.topic, self.quiet, self.catalog = settings, topic, quiet, declared(topic, quiet)
+        self.arguments = {"topic": topic, "quiet": quiet}
         self.sent: list[bytes] = []
+        self.returned: list[bytes] = []
         self.random = Random(topic)
         kafka.apply(settings, self.catalog.topics.values())
+
+    def send_back(self, count: int = 20) -> None:
+        """Into the quiet topic."""
+        start = datetime.combine(YESTERDAY, datetime.min.time(), UTC).isoformat()
+        events = [{"id": f"r{len(self.returned) + n}", "buyer": f"b{n}", "price": n, "sold_at": start} for n in range(count)]
+        values = [json.dumps(event).encode() for event in events]
+        assert kafka.produce(self.settings, self.catalog[self.quiet], values).complete  # type: ignore[arg-type]
+        self.returned += values
 
     def send(self, count: int = 20) -> None:
         """Sales of yesterday, in no order, some sent again, one of them a value that is refused."""
@@ -105,7 +127,7 @@ class Shop:
 
     def tables(self) -> dict[str, lake.Table]:
         """The tables of a batch, in the order of their commits."""
-        minutes, newest = (lake.table(self.settings, r) for r in self.catalog.rollups.values())
+        minutes, newest = (lake.table(self.settings, self.catalog[name]) for name in ("minutes", "newest"))
         log, ledger = lake.table(self.settings, self.catalog[self.topic]), lake.ledger(self.settings)
         return {"log": log, "minutes": minutes, "newest": newest, "ledger": ledger}
 
@@ -122,7 +144,11 @@ class Shop:
 
     def read(self) -> bool:
         """Whether the stream has finished batches with everything that was sent."""
-        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == len(self.sent)
+        return sum(r["records"] for r in lake.ledger_rows(self.settings, "main")) == len(self.sent) + len(self.returned)
+
+    def whole(self) -> bool:
+        """Whether the newest batch is in the checkpoint too."""
+        return self.read() and self.planned() is None
 
 
 def changed(settings: Settings, **changes: Any) -> Settings:
@@ -134,15 +160,13 @@ def shop(house: Callable[..., Settings]) -> Shop:
     return Shop(house(), "sales_of_the_crash_test")
 
 
-def check_log_and_ledger(shop: Shop) -> None:
+def check_log_and_ledger(shop: Shop, topic: str = "LOG") -> None:
     """Every offset from zero on stands once in the log, as it was sent, and the ledger counts them without a gap."""
-    until = dict(
-        shop.rows(
-            "SELECT kafka.partition, max(kafka.offset) + 1 FROM LOG GROUP BY ALL HAVING count(*) = count(DISTINCT kafka.offset)"
-        )
-    )
-    assert until == dict(shop.rows("SELECT kafka.partition, count(*) FROM LOG GROUP BY ALL"))
-    spans = shop.rows("SELECT partition, from_offset, until_offset, records, rejects FROM ledger ORDER BY partition, seq")
+    once = "HAVING count(*) = count(DISTINCT kafka.offset)"
+    until = dict(shop.rows(f"SELECT kafka.partition, max(kafka.offset) + 1 FROM {topic} GROUP BY ALL {once}"))
+    assert until == dict(shop.rows(f"SELECT kafka.partition, count(*) FROM {topic} GROUP BY ALL"))
+    asked = f"SELECT partition, from_offset, until_offset, records, rejects FROM ledger WHERE topic = '{topic}'"
+    spans = shop.rows(f"{asked} ORDER BY partition, seq")
     for partition in until:
         mine = [s for s in spans if s[0] == partition]
         assert [s[1] for s in mine] == [0, *(s[2] for s in mine)][:-1]
@@ -154,7 +178,8 @@ def check_everything(shop: Shop, spark: SparkSession) -> None:
     check_log_and_ledger(shop)
     assert Counter(bytes(v) for (v,) in shop.rows("SELECT kafka.value FROM LOG")) == Counter(shop.sent)
     held = kafka.offsets(shop.settings, [shop.topic], "latest")[shop.topic]
-    assert dict(shop.rows("SELECT partition, sum(until_offset - from_offset) FROM ledger GROUP BY ALL")) == held
+    entered = "SELECT partition, sum(until_offset - from_offset) FROM ledger WHERE topic = 'LOG' GROUP BY ALL"
+    assert dict(shop.rows(entered)) == held
     rejects = shop.rows("SELECT (SELECT sum(rejects) FROM ledger), (SELECT count(reject) FROM LOG)")
     assert rejects == [(shop.sent.count(b"not JSON"),) * 2]
 
@@ -252,10 +277,10 @@ def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop
     tables = shop.tables()
     shop.send()
     stream = run(shop.settings, {"topic": shop.topic})
-    stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.until(shop.whole)
     while any(map(names_its_batch, tables.values())):
         shop.send()
-        stream.until(lambda: shop.read() and shop.planned() is None)
+        stream.until(shop.whole)
     stream.kill()
     before = {name: table.appended("main") for name, table in tables.items()}
     assert len(set(before.values())) == 1
@@ -264,7 +289,7 @@ def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop
         assert shop.tables()[name].appended("main") != before[name]
     shop.send()
     stream = run(shop.settings, {"topic": shop.topic})
-    stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.until(shop.whole)
     stream.drains()
     check_everything(shop, spark)
 
@@ -281,7 +306,7 @@ def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
     stream, sent = run(shop.settings, {"topic": shop.topic}), 0
     while not sent or names_its_batch(table):
         shop.send()
-        stream.until(lambda: shop.read() and shop.planned() is None)
+        stream.until(shop.whole)
         sent += 1
     stream.kill()
     shop.send()
@@ -291,33 +316,136 @@ def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
     if refused:
         stream = run(shop.settings, {"topic": shop.topic})
         assert stream.popen.wait(180) > 0
-        assert "ledger lack the newest whole batch of stream main" in stream.said and refused in stream.said
+        assert "the ledger lacks the newest whole batch of stream main" in stream.said and refused in stream.said
         for entry in table.path.parent.glob(f"damaged-{table.path.name}-*"):
             entry.rename(table.path / "_delta_log" / entry.name.split("-")[-1])
     stream = run(shop.settings, {"topic": shop.topic})
-    stream.until(lambda: shop.read() and shop.planned() is None)
+    stream.until(shop.whole)
     stream.drains()
     check_everything(shop, spark)
 
 
 @pytest.mark.long
-def test_log_that_lacks_two_batches_is_refused(shop: Shop, run) -> None:
+def test_log_that_lacks_two_batches_gets_them_from_kafka_again(shop: Shop, run, spark: SparkSession) -> None:
     log = shop.tables()["log"]
     stream = run(shop.settings, {"topic": shop.topic})
     sent = 0
     while sent < 2 or names_its_batch(log, 1):
         shop.send()
-        stream.until(lambda: shop.read() and shop.planned() is None)
+        stream.until(shop.whole)
         sent += 1
     stream.kill()
-    away = log.path.with_name("whole")
-    shutil.copytree(log.path, away)
     batches_away(log, 2)
-    refused = run(shop.settings, {"topic": shop.topic})
-    assert refused.popen.wait(180) > 0
-    assert f"{shop.topic} lack more than the newest batch of stream main" in refused.said
-    shutil.rmtree(log.path)
-    away.rename(log.path)
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(shop.whole)
+    stream.drains()
+    check_everything(shop, spark)
+
+
+def check_returns(shop: Shop, spark: SparkSession) -> None:
+    """The quiet topic's log holds what was sent to it, once, and its rollup has every one of them."""
+    check_log_and_ledger(shop, shop.quiet)
+    assert Counter(bytes(v) for (v,) in shop.rows(f"SELECT kafka.value FROM {shop.quiet}")) == Counter(shop.returned)
+    returned = shop.catalog.rollups["returned"]
+    merged = fold.merge(returned, lake.read(spark, lake.table(shop.settings, returned)))
+    assert merged.agg(F.sum(how_many("ids"))).collect()[0][0] == len(shop.returned)
+
+
+@pytest.mark.parametrize(
+    "way", ["start", pytest.param("recover", marks=pytest.mark.long), pytest.param("nothing_yet", marks=pytest.mark.long)]
+)
+def test_quiet_topics_newest_log_entry_lost_is_read_from_kafka_again(way: str, house, run, spark: SparkSession) -> None:
+    """At a start, with a new generation, and where the generation has committed nothing yet."""
+    shop = Shop(house(), f"sales_beside_a_quiet_topic_{way}", f"returns_{way}")
+    # batch      0     1     2
+    # sales     24    24    24
+    # returns   20    20     ·   ← of its log the entry of 1 is lost
+    stream = run(shop.settings, shop.arguments)
+    for _ in range(2):
+        shop.send()
+        shop.send_back()
+        stream.until(shop.whole)
+    shop.send()
+    stream.until(shop.whole)
+    stream.kill()
+    checkpoint = lake.Checkpoint.of(shop.settings, "main")
+    if way == "nothing_yet":
+        stream = run(shop.settings, shop.arguments, recover=True)
+        stream.until(lambda: checkpoint.identity and checkpoint.identity.number == 2)
+        stream.until(lambda: local.status(shop.settings)["heartbeat"]["state"] == "running")
+        stream.kill()
+        assert checkpoint.newest("commits") is None
+    batches_away(lake.table(shop.settings, shop.catalog[shop.quiet]))
+    shop.send()
+    stream = run(shop.settings, shop.arguments, recover=way == "recover")
+    stream.until(shop.whole)
+    stream.drains()
+    check_returns(shop, spark)
+    check_everything(shop, spark)
+
+
+@pytest.mark.long
+def test_quiet_topics_log_that_kafka_no_longer_gives_is_refused_by_its_offsets(house, run, spark: SparkSession) -> None:
+    shop = Shop(house(), "sales_beside_deleted_returns", "returns_that_are_deleted")
+    log = lake.table(shop.settings, shop.catalog[shop.quiet])
+    stream = run(shop.settings, shop.arguments)
+    shop.send_back()
+    stream.until(shop.whole)
+    shop.send()
+    stream.until(shop.whole)
+    stream.kill()
+    batches_away(log)
+    deleted(shop, {0: 1})
+    stream = run(shop.settings, shop.arguments)
+    stream.ends(1)
+    held = kafka.offsets(shop.settings, [shop.quiet], "latest")[shop.quiet]
+    assert f"lacks records that the ledger has: topic {shop.quiet}, partition 0, offsets 0 to {held[0] - 1}" in stream.said
+    assert f"Kafka no longer holds all of them. Put {log.path} back from a copy of the lake" in stream.said
+    for entry in log.path.parent.glob(f"damaged-{log.path.name}-*"):
+        entry.rename(log.path / "_delta_log" / entry.name.split("-")[-1])
+    stream = run(shop.settings, shop.arguments)
+    stream.until(lambda: local.status(shop.settings)["heartbeat"]["state"] == "running")
+    stream.drains()
+    check_returns(shop, spark)
+
+
+@pytest.mark.long
+def test_log_that_the_ledger_has_under_a_later_number_lacks_nothing(house, run, spark: SparkSession) -> None:
+    """A killed batch was in one of two logs and the ledger had lost the batch before: both are entered as the killed one."""
+    shop = Shop(house(), "sales_beside_half_a_batch", "returns_beside_half_a_batch")
+    logs = {name: lake.table(shop.settings, shop.catalog[name]) for name in (shop.topic, shop.quiet)}
+    stream = run(shop.settings, shop.arguments)
+    for _ in range(2):
+        with stream.paused():
+            shop.send()
+            shop.send_back()
+        stream.until(shop.whole)
+    stream.kill()
+    shop.send()
+    shop.send_back()
+    run(shop.settings, shop.arguments, failpoint="between:1").dies()
+    half, whole = sorted(logs, key=lambda name: logs[name].appended("main") or 0)
+    assert logs[half].appended("main") < logs[whole].appended("main")
+    batches_away(lake.ledger(shop.settings))
+    run(shop.settings, shop.arguments, recover=True, failpoint="offsets:1").dies()
+    rows = [r for r in lake.ledger_rows(shop.settings, "main") if r["topic"] == half]
+    assert rows[-1]["seq"] > logs[half].appended("main")
+    deleted(shop, {r["partition"]: r["until_offset"] for r in rows if r["seq"] == rows[-1]["seq"]}, half)
+    stream = run(shop.settings, shop.arguments)
+    stream.until(shop.whole)
+    stream.drains()
+    assert "read again" not in stream.said
+    check_returns(shop, spark)
+    check_everything(shop, spark)
+
+
+def deleted(shop: Shop, upto: dict[int, int], topic: str = "") -> None:
+    """What retention does, at once, with the quiet topic unless said."""
+    places = [TopicPartition(topic or shop.quiet, partition, offset) for partition, offset in upto.items()]
+    admin = AdminClient(kafka.client_config(shop.settings))
+    for future in admin.delete_records(places).values():
+        future.result()
 
 
 SETTLE = """
