@@ -326,7 +326,7 @@ def test_replayed_views_and_rollup_equal_brute_force_and_what_is_published(day: 
 # -------------------------------------------------------------------------------------------------- late events, refusals
 
 
-def clicks(topic: str) -> Catalog:
+def clicks(topic: str, keep: str | None = None) -> Catalog:
     """Hours of clicks, the busiest minute of each with a check that many clicks trip, and a view that reads that one."""
     source = Topic(
         topic,
@@ -335,6 +335,7 @@ def clicks(topic: str) -> Catalog:
         schema="id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL",
         id="id",
         event_time="clicked_at",
+        keep=keep,
     )
 
     @rollup(reads={"clicks": source}, key=("minute",), time="minute", merge={"ids": "distinct"})
@@ -511,3 +512,29 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     with pytest.raises(settle.SettleError, match=f"the stream has not yet read 1 records of {shop.topic} .* then settle again"):
         shop.settled("unread")
     assert [r.state for r in settle.runs(shop.settings)] == ["staged", "published", "published"]
+
+
+def test_day_that_has_expired_keeps_its_rows_though_a_record_comes_late_for_it(house: Callable[..., Settings], run: Any) -> None:
+    # forty days ago, at 10   I I I   settled, then expired   I late                yesterday   I
+    shop, long_ago = Clicks(house(), "clicks_that_expire"), at(10) - timedelta(days=40)
+    shop.send(*(long_ago + timedelta(minutes=n) for n in range(3)), at(10))
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.until(shop.read)
+    day, settled = long_ago.date(), f"SELECT hour, clicks FROM hours WHERE settled AND day <= '{YESTERDAY}' ORDER BY hour"
+    shop.publish(shop.settled("the night", day))
+    assert shop.rows(settled) == [(long_ago, 3)]
+
+    kept = clicks(shop.topic, keep="30 days")
+    lake.expire_all(shop.settings, kept)
+    shop.send(long_ago + timedelta(minutes=30))
+    stream.until(shop.read)
+    stream.drains()
+    assert shop.rows(f"SELECT count(*) FROM {shop.topic} WHERE day = '{day}'") == [(1,)]
+    assert (settle.stale(shop.settings, shop.catalog), settle.stale(shop.settings, kept)) == ([day], [])
+    first = datetime.now(UTC).date() - timedelta(days=30)
+    with pytest.raises(settle.SettleError, match=rf"keeps 30 days, which is enough for .* from {first} on.* Leave out {day}"):
+        settle.settle(shop.settings, kept, [day], "again")
+    again = settle.replay(shop.settings, kept, "again", source="log")
+    assert again.days == [str(YESTERDAY)] and f"from {first} on; before, readers keep what they have" in again.note
+    settle.publish(shop.settings, kept, again.id)
+    assert shop.rows(settled) == [(long_ago, 3), (at(10), 1)]
