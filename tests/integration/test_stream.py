@@ -52,11 +52,16 @@ def declared(topic: str, mended: bool = False) -> Catalog:
     def leasts(readings: DataFrame) -> DataFrame:
         return by_minute(readings).agg(F.min("value" if mended else "valeu").alias("least"))
 
+    @rollup(reads=reads, key=key, time="minute", merge={"greatest": "max"})
+    def nowheres(readings: DataFrame) -> DataFrame:
+        some = readings if mended else readings.withColumn("measured_at", F.expr("if(value = 0, NULL, measured_at)"))
+        return by_minute(some).agg(F.max("value").alias("greatest"))
+
     @rollup(reads=reads, key=key, time="minute", merge={"newest": "max"})
     def newests(readings: DataFrame) -> DataFrame:
         return by_minute(readings).agg(F.max("measured_at").alias("newest"))
 
-    rollups = {"minutes": minutes, "shares": shares, "leasts": leasts} | ({"newests": newests} if mended else {})
+    rollups = {"minutes": minutes, "shares": shares, "leasts": leasts, "nowheres": nowheres} | ({"newests": newests} if mended else {})
     return model.catalog([type("sensors", (), {"readings": readings, **rollups})])
 
 
@@ -177,6 +182,7 @@ def check_everything(sensors: Sensors, spark: SparkSession) -> None:
         ("minutes", ["most", how_many("ids")], "max(value), count(DISTINCT id)"),
         ("shares", ["share"], "max(CASE WHEN value <> 0 THEN 100 / value END)"),
         ("leasts", ["least"], "min(value)"),
+        ("nowheres", ["greatest"], "max(value)"),
         ("newests", ["newest"], "max(measured_at)"),
     ]:
         rows = lake.read(spark, lake.table(sensors.settings, catalog[name]))
@@ -222,7 +228,8 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     assert counted == (400, len(BAD), len(BAD))
 
     aside = local.status(sensors.settings)["progress"]["set_aside"]
-    assert sorted(aside) == ["leasts", "shares"]
+    assert sorted(aside) == ["leasts", "nowheres", "shares"]
+    assert "a row has no minute, so it belongs to no day" in aside["nowheres"]
     assert "valeu" in aside["leasts"] and "DIVIDE_BY_ZERO" in aside["shares"]
     tables = {name: lake.table(sensors.settings, declared(sensors.topic)[name]) for name in ("minutes", "shares", "leasts")}
     newest = lake.table(sensors.settings, declared(sensors.topic)[sensors.topic]).appended("main")
@@ -241,7 +248,7 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
         "tidemark_stream_time_seconds": {(): max(r["stream_time"] for r in ledger).timestamp()},
         "tidemark_batch_seconds": {(): local.status(sensors.settings)["progress"]["seconds"]},
         "tidemark_records_per_second": {(): local.status(sensors.settings)["progress"]["records_per_second"]},
-        "tidemark_set_aside": {("leasts",): 1, ("shares",): 1},
+        "tidemark_set_aside": {("leasts",): 1, ("nowheres",): 1, ("shares",): 1},
         "tidemark_broker_away": {(): 0},
     }
     listening = [c.laddr for c in psutil.Process(stream.popen.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
