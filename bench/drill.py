@@ -732,13 +732,13 @@ class Drill:
             self.unanswered = 0
         return self.held(name, well, views)
 
-    def held(self, name: str, well: float, views: Sequence[str]) -> Outcome:
+    def held(self, name: str, well: float, views: Sequence[str], marks: Mapping[str, str] = MARKS) -> Outcome:
         """What is left, held to the witness, to Kafka and to DuckDB, once the stream and its views have caught up."""
         until(lambda: self.world.unread() == 0, 300)
         events = self.events()
         with suppress(TimeoutError):  # then they differ, and the outcome says so
-            until(lambda: not self.differing(events, views), 400, between=2)
-        differing = self.differing(events, views)
+            until(lambda: not self.differing(events, views, marks), 400, between=2)
+        differing = self.differing(events, views, marks)
         seen = {"torn": self.torn, "unanswered": self.unanswered, "said": self.said[-600:], "point": self.point}
         return Outcome(name, round(well, 1), **self.counted(), differing=differing, **seen)
 
@@ -784,7 +784,7 @@ class Drill:
         records = [*self.taken, *kafka.consume(self.settings, PAGE_VIEWS.name, "earliest")]
         return pa.Table.from_pylist([found for r in records if (found := accepted(r.value or b""))])
 
-    def differing(self, events: pa.Table, views: Sequence[str]) -> dict[str, int]:
+    def differing(self, events: pa.Table, views: Sequence[str], marks: Mapping[str, str]) -> dict[str, int]:
         """By view: its rows that are not DuckDB's over the events that Kafka holds, and DuckDB's that are not its."""
         db = query.connect(self.settings, CATALOG)
         db.register("held", events)
@@ -794,7 +794,7 @@ class Drill:
             ours = f"SELECT {', '.join((*CATALOG.views[view].key, 'pv', 'uv'))} FROM {view}"
             if rows := apart(db, ours, theirs):
                 found[view] = rows
-        for view, key in MARKS.items():
+        for view, key in marks.items():
             ((mark,),) = db.execute(f"SELECT max(mark) FROM {view}").fetchall()
             if mark is None:
                 found[view] = 1
