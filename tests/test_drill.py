@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from bench.drill import DAMAGES, EVERY, POINTS, SHORT, Drill, Outcome, in_turn
+from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn
 from bench.replay import differing
 from bench.world import World
 from page_lake import AT, COUNTED, write
@@ -137,4 +137,4 @@ def test_the_newest_mark_of_the_last_hour_is_held_to_duckdb_and_no_older_one(dri
         marks = [(older, 77, 77), (newest, 2, uv)]
         rows = [key | {"mark": mark, "pv": p, "uv": u, "settled": False, "day": DAY} for mark, p, u in marks]
         write(settings, f"views/{view}", rows, "runs/bench")
-    assert drill.differing(events, []) == differs
+    assert drill.differing(events, [], MARKS) == differs

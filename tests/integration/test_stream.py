@@ -61,7 +61,9 @@ def declared(topic: str, mended: bool = False) -> Catalog:
     def newests(readings: DataFrame) -> DataFrame:
         return by_minute(readings).agg(F.max("measured_at").alias("newest"))
 
-    rollups = {"minutes": minutes, "shares": shares, "leasts": leasts, "nowheres": nowheres} | ({"newests": newests} if mended else {})
+    rollups = {"minutes": minutes, "shares": shares, "leasts": leasts, "nowheres": nowheres} | (
+        {"newests": newests} if mended else {}
+    )
     return model.catalog([type("sensors", (), {"readings": readings, **rollups})])
 
 
