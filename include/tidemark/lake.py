@@ -806,7 +806,7 @@ def entered_beyond(settings: Settings, logs: Mapping[str, Table]) -> list[dict[s
 
     Whichever stream has read it, by the number that its log knows of that stream: what a person rewrites keeps it. Of the
     ledger's files those are opened that may have a later batch, and read whole where they name such a topic: a quiet topic's
-    last batch may be long ago, and a day of batches takes 8 ms.
+    last batch may be long ago, and those of a day take 8 ms.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -821,18 +821,21 @@ def entered_beyond(settings: Settings, logs: Mapping[str, Table]) -> list[dict[s
         return known[topic, stream]
 
     rows: list[dict[str, Any]] = []
-    names = ("stream", "topic", "partition", "seq", "from_offset", "until_offset", "records", "finished_at")
+    names = ["stream", "topic", "partition", "seq", "from_offset", "until_offset", "records", "finished_at"]
     schema = pa.schema([pa.schema(table.delta().schema()).field(name) for name in names])
     for file in table.files():
         asked = [t for t in logs if not file.live or int(file.live["hi"]) > upto(t, file.live["stream"])]
-        told = pq.ParquetFile(table.path / file.path, read_dictionary=["topic"]) if asked else None
-        if not told or not {*asked} & {*pc.unique(told.read(columns=["topic"]).unify_dictionaries()["topic"]).to_pylist()}:
+        if not asked:
             continue
-        part = typed(table, file, schema)
-        part = part.filter(pc.and_(pc.greater(part["records"], 0), pc.is_in(part["topic"], pa.array(asked))))
-        for pair in part.group_by(["topic", "stream"]).aggregate([]).to_pylist():
-            mine = pc.and_(pc.equal(part["topic"], pair["topic"]), pc.equal(part["stream"], pair["stream"]))
-            rows += part.filter(pc.and_(mine, pc.greater(part["seq"], upto(**pair)))).to_pylist()
+        # In parts: what a person's OPTIMIZE has written may be a year.
+        told = pq.ParquetFile(table.path / file.path, read_dictionary=["topic"])
+        topics = {t for part in told.iter_batches(columns=["topic"]) for t in pc.unique(part["topic"]).to_pylist()}
+        for batch in told.iter_batches(columns=names) if topics & {*asked} else ():
+            part = pa.table(batch).select(names).cast(schema, safe=False)
+            part = part.filter(pc.and_(pc.greater(part["records"], 0), pc.is_in(part["topic"], pa.array(asked))))
+            for pair in part.group_by(["topic", "stream"]).aggregate([]).to_pylist():
+                mine = pc.and_(pc.equal(part["topic"], pair["topic"]), pc.equal(part["stream"], pair["stream"]))
+                rows += part.filter(pc.and_(mine, pc.greater(part["seq"], upto(**pair)))).to_pylist()
     return sorted(rows, key=lambda r: (r["topic"], r["finished_at"], r["seq"], r["partition"]))
 
 
