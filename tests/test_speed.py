@@ -1,5 +1,6 @@
 """The stream's clockwork that needs neither Kafka nor Spark; what it does with them is in tests/integration."""
 
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,11 +95,44 @@ def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
     noted: dict[str, datetime] = {}
     files = [SimpleNamespace(span={"mark": "all"}, high=end - STEP)]
     stream: Any = SimpleNamespace(computed={}, tables={last_hour.name: SimpleNamespace(files=lambda: files)}, skipped=set())
-    stream.remember_computed = lambda view, at: noted.update({view: at})
+    stream.remember_computed = noted.update
     refresher = object.__new__(speed.Refresher)
     refresher.stream, refresher.swept, refresher.seen, refresher.upto = stream, {}, {}, {}
     refresher.sweep(last_hour, shortcut, refresh, END, 7)
     assert noted == {last_hour.name: end}
+
+
+TODAY, YESTERDAY = END.replace(hour=0, minute=0), END.replace(hour=0, minute=0) - timedelta(days=1)
+EIGHT, EVENING, WEEK = END.replace(hour=8), YESTERDAY + timedelta(hours=20), END - timedelta(days=7)
+HOURS = ("hourly_traffic", "site_hourly_traffic", "daily_traffic", "site_daily_traffic")
+
+
+@pytest.mark.parametrize(
+    ("lows", "again"),
+    [
+        ({"page_quarters": EIGHT}, dict.fromkeys(HOURS, EIGHT)),
+        ({"page_quarters": EVENING}, dict.fromkeys(HOURS, EVENING)),
+        ({"page_quarters": WEEK}, dict.fromkeys(HOURS, YESTERDAY)),
+        ({"page_quarters": END + STEP}, {}),
+        ({"page_panes": EVENING}, {"last_hour": TODAY, "site_last_hour": TODAY}),  # which are swept
+        ({"payment_ledger": EIGHT}, {"payment_ledger": EIGHT, "payment_days": EIGHT}),
+        ({"large_transactions": TODAY}, {}),  # a new view that announces: nobody is told of the morning
+    ],
+    ids=["today", "since yesterday", "a week", "nothing that was computed", "swept", "through another view", "new"],
+)
+def test_live_views_are_computed_again_from_where_what_they_read_lacked_rows(
+    lows: dict[str, datetime], again: dict[str, datetime], settings: Settings
+) -> None:
+    stream = object.__new__(speed.Stream)
+    stream.catalog, stream.settings, stream.state, stream.ended_at = CATALOG, settings, settings.state, END
+    stream.state.mkdir(parents=True)
+    stream.live_views = lambda: [v for v in CATALOG.views.values() if v.refresh]  # type: ignore[method-assign]
+    stream.remembering = threading.Lock()
+    stream.computed = before = {v.name: END for v in stream.live_views() if v.name != "large_transactions"}
+    stream.look_back(lows)
+    kept = json.loads((stream.state / "views.json").read_text()) if again else {}
+    assert {name: at for name, at in stream.computed.items() if at != END} == again
+    assert kept == ({name: str(at) for name, at in (before | again).items()} if again else {})
 
 
 def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_was() -> None:

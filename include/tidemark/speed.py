@@ -681,10 +681,38 @@ class Stream:
             rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
         self.stream_time = self.ended_at = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
         if rows and (path := self.state / "views.json").is_file():  # of another lake it says nothing
+            written = path.stat().st_mtime
             with suppress(ValueError):  # a power cut may have emptied it
                 self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
+            # A table that was made since is new, or the one before it was moved away.
+            made = {v.name: self.tables[v.name].delta().metadata().created_time or 0 for v in self.live_views()}
+            self.look_back({view: self.today() for view, at in made.items() if at / 1000 > written})
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
+
+    def today(self, before: int = 0) -> datetime:
+        """When the day of business began that stream time was in at the start, or one so many days before."""
+        at = (self.ended_at or self.began).astimezone(self.settings.tz)
+        return midnight(at.date() - timedelta(days=before), self.settings.tz)
+
+    def look_back(self, lows: Mapping[str, datetime]) -> None:
+        """Have live views computed again from a time on, by name, since their tables lack rows from there, or those of rollups
+        that they read, through others too.
+
+        No further back than yesterday: days before that come with their nights; of what is swept only today, since a sweep goes
+        on within a day. What a view announces is not told of times before there was such a view.
+        """
+        lows = {name: max(low, self.today(1)) for name, low in lows.items()}
+        for view in self.catalog.views.values():  # each after what it reads
+            if found := [lows[source.name] for source in view.reads.values() if source.name in lows]:
+                lows[view.name] = min(found) - duration(view.lookahead)
+        again = {}
+        for view in self.live_views():
+            before, swept = self.computed.get(view.name, self.ended_at), view.shortcut and view.shortcut.coarse
+            if view.name in lows and before and (view.name in self.computed or not view.announce):
+                again[view.name] = min(before, max(lows[view.name], self.today()) if swept else lows[view.name])
+        if again:
+            self.remember_computed(again)
 
     # ---- what a rollup lacks
 
@@ -750,7 +778,10 @@ class Stream:
             rows = fold.within_offsets(lake.read(self.spark, table, files=files), batch.offsets.get(topic.name, {}))
             events[parameter] = fold.accepted(topic, rows)
         table = self.tables[rollup.name]
-        lake.append(table, batch, lake.write_spark(table, batch.folder, fold.roll(rollup, events)))
+        files = lake.write_spark(table, batch.folder, fold.roll(rollup, events))
+        if low := self.lowest(rollup.name, files):
+            self.look_back({rollup.name: low})
+        lake.append(table, batch, files)
 
     # ---- the query and its batches
 
@@ -870,12 +901,13 @@ class Stream:
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
 
-    def remember_low(self, name: str, seq: int, files: Sequence[Any]) -> None:
+    def lowest(self, name: str, files: Sequence[Any]) -> datetime | None:
+        """The earliest time that files bring to a table; the beginning where they do not say, None without files."""
         lows = [json.loads(f.stats)["minValues"].get(self.tables[name].time) for f in files]
-        low = min((datetime.fromisoformat(at) for at in lows if at), default=None)
-        if lows and low is None:
-            low = EARLIEST
-        if low:
+        return min((datetime.fromisoformat(at) for at in lows if at), default=EARLIEST if lows else None)
+
+    def remember_low(self, name: str, seq: int, files: Sequence[Any]) -> None:
+        if low := self.lowest(name, files):
             self.lows.setdefault(name, deque(maxlen=1000)).append((seq, low))
 
     def low_since(self, names: Iterable[str], seq: int) -> datetime:
@@ -931,10 +963,10 @@ class Stream:
             found.append({**row, "gaps": gaps, "gap": topic.gaps if gaps else None})
         return found
 
-    def remember_computed(self, view: str, at: datetime) -> None:
-        """That a view is computed up to a stream time: after a start, however long the stream was away, it goes on from there."""
+    def remember_computed(self, upto: Mapping[str, datetime]) -> None:
+        """Up to which stream time views are computed: after a start, however long the stream was away, they go on from there."""
         with self.remembering:
-            self.computed[view] = at
+            self.computed |= upto
             whole = {name: str(time) for name, time in self.computed.items()}
             lake.whole_or_nothing(self.state / "views.json", json.dumps(whole))
 
@@ -1345,7 +1377,7 @@ class Refresher:
             self.stream.skipped.discard(view.name)
         self.swept[view.name] = since
         if self.stream.computed.get(view.name) != since:
-            self.stream.remember_computed(view.name, since)
+            self.stream.remember_computed({view.name: since})
         self.seen[view.name], self.upto[view.name] = at, seq
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
@@ -1396,7 +1428,7 @@ class Refresher:
             return None
         if not (reopened or view.shortcut) and self.untouched(view, at):
             self.seen[view.name], self.upto[view.name] = at, seq
-            self.stream.remember_computed(view.name, at)
+            self.stream.remember_computed({view.name: at})
             log.info("nothing new", view=view.name, until=str(at))
             return None
         dates = view.time == "day"
@@ -1441,7 +1473,7 @@ class Refresher:
             span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
-            self.stream.remember_computed(name, span.at)
+            self.stream.remember_computed({name: span.at})
             took = time.monotonic() - began
             self.due[name].rest(max(rest * took, self.due[name].seconds - took))
             log.info("refreshed", view=name, since=str(span.since), until=str(span.come), seconds=round(took, 3))

@@ -21,12 +21,13 @@ from pyspark.sql import functions as F
 
 from tidemark import fold, kafka, lake, local, model, query, speed
 from tidemark.functions import distinct, how_many, pane
-from tidemark.model import Catalog, Topic, rollup
+from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
 
 
 def declared(topic: str, mended: bool = False) -> Catalog:
-    """A rollup that works, one that divides by the value, one that names no column; once mended, also one that is new."""
+    """A rollup that works, one that divides by the value, with a live view, one that names no column; once mended, one that is
+    new too."""
     readings = Topic(
         topic,
         key="sensor",
@@ -61,13 +62,20 @@ def declared(topic: str, mended: bool = False) -> Catalog:
     def newests(readings: DataFrame) -> DataFrame:
         return by_minute(readings).agg(F.max("measured_at").alias("newest"))
 
+    @view(reads={"shares": shares}, key=("sensor", "hour"), time="hour", live=Live(every="1 second", back="1 hour"))
+    def hours(shares: DataFrame) -> DataFrame:
+        return shares.groupBy("sensor", F.date_trunc("hour", "minute").alias("hour")).agg(F.max("share").alias("share"))
+
     rollups = {"minutes": minutes, "shares": shares, "leasts": leasts, "nowheres": nowheres} | (
         {"newests": newests} if mended else {}
     )
-    return model.catalog([type("sensors", (), {"readings": readings, **rollups})])
+    return model.catalog([type("sensors", (), {"readings": readings, **rollups, "hours": hours})])
 
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+TODAY = NOW.replace(hour=0, minute=0, second=0)
+EARLY = max(NOW - timedelta(hours=5), TODAY)
+"""Earlier today than what is live reaches back to, but for the first hours of a day."""
 
 
 def reading(number: int, **changes: Any) -> bytes:
@@ -138,9 +146,18 @@ class Sensors:
         kafka.commit_group(self.settings, "tidemark-main", {(self.topic, p): offset for p, offset in moved.items()})
         assert self.group() == moved
 
+    def hours(self) -> list[tuple[Any, ...]]:
+        return self.rows("SELECT sensor, hour, share FROM hours ORDER BY ALL")
+
     def told(self) -> bool:
         """Whether the group has committed everything that was sent."""
         return self.group() == kafka.offsets(self.settings, [self.topic], "latest")[self.topic]
+
+    def refreshed(self) -> bool:
+        """Whether the live view is computed up to the newest event."""
+        newest = max(json.loads(v)["measured_at"] for v in self.sent if v not in {value for value, _ in BAD})
+        views = self.settings.state / "main" / "views.json"
+        return views.exists() and json.loads(views.read_text()).get("hours") == str(datetime.fromisoformat(newest))
 
     def refused(self, sentence: str) -> None:
         """A start that is refused, with a sentence that says how to go on."""
@@ -193,6 +210,16 @@ def check_everything(sensors: Sensors, spark: SparkSession) -> None:
         assert values(merged) == values(answer)
 
 
+def by_hour(sensors: Sensors) -> list[tuple[Any, ...]]:
+    """What the live view must say, by brute force."""
+    told = [json.loads(v) for v in sensors.sent if v not in {value for value, _ in BAD}]
+    shares: dict[tuple[str, datetime], float] = {}
+    for event in (e for e in told if e["value"]):
+        key = event["sensor"], datetime.fromisoformat(event["measured_at"]).replace(minute=0, second=0)
+        shares[key] = max(100 / event["value"], shares.get(key, 0))
+    return sorted((*key, share) for key, share in shares.items())
+
+
 def values(table: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
@@ -220,14 +247,17 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     stream.until(sensors.read)
     sensors.send(reading(200, value=0), *(reading(n) for n in range(201, 300)))
     stream.until(sensors.read)
+    sensors.send(*(reading(n, id=f"early{n}", measured_at=EARLY.isoformat()) for n in range(20)))
+    stream.until(sensors.read)
     sensors.send(*(reading(n) for n in range(300, 400)))
     stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["lag"] == 0)
+    stream.until(sensors.refreshed)  # without what its rollup lacks
 
     found = {(bytes(v), r) for v, r in sensors.rows("SELECT kafka.value, reject FROM LOG WHERE reject IS NOT NULL")}
     assert {r for _, r in found} == {r for _, r in BAD}
     assert found == set(BAD)
     [counted] = sensors.rows("SELECT count(id), count(reject), (SELECT sum(rejects) FROM ledger) FROM LOG")
-    assert counted == (400, len(BAD), len(BAD))
+    assert counted == (420, len(BAD), len(BAD))
 
     aside = local.status(sensors.settings)["progress"]["set_aside"]
     assert sorted(aside) == ["leasts", "nowheres", "shares"]
@@ -275,6 +305,7 @@ def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_tha
     stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["set_aside"] == {})
     stream.until(sensors.told)
     check_everything(sensors, spark)
+    stream.until(lambda: sensors.hours() == by_hour(sensors))
 
     local.stop(broker, local.BROKER, signal.SIGKILL)
     try:
@@ -287,6 +318,15 @@ def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_tha
     stream.until(sensors.read)
     stream.drains()
     check_everything(sensors, spark)
+
+
+def test_live_view_whose_folder_was_moved_away_has_the_day_that_is_open_again(sensors: Sensors, run) -> None:
+    view = lake.table(sensors.settings, declared(sensors.topic)["hours"])
+    view.path.rename(sensors.settings.home / "damaged")
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    today = [row for row in by_hour(sensors) if row[1] >= TODAY]
+    stream.until(lambda: view.exists and [row for row in sensors.hours() if row[1] >= TODAY] == today)
+    stream.drains()
 
 
 def test_stream_obeys_what_is_wanted_of_it_and_a_service_waits_until_it_is_wanted(sensors: Sensors, run) -> None:
