@@ -919,10 +919,9 @@ def whole_or_nothing(path: Path, text: str, kept: bool = False) -> None:
     """Write a file that readers see whole or not at all; one that is `kept` is on the disk before it has its name."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        with part.open("w") as file:
-            file.write(text)
-            if kept:
-                file.flush()
+        part.write_text(text)
+        if kept:
+            with part.open("r+") as file:
                 os.fsync(file.fileno())
         part.replace(path)
     finally:
