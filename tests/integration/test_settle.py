@@ -518,8 +518,8 @@ def test_day_that_has_expired_keeps_its_rows_though_a_record_comes_late_for_it(h
     # forty days ago, at 10   I I I   settled, then expired   I late                yesterday   I
     shop, long_ago = Clicks(house(), "clicks_that_expire"), at(10) - timedelta(days=40)
     shop.send(*(long_ago + timedelta(minutes=n) for n in range(3)), at(10))
-    stream = run(shop.settings, {"topic": shop.topic})
-    stream.until(shop.read)
+    stream, checkpoint = run(shop.settings, {"topic": shop.topic}), lake.Checkpoint.of(shop.settings, "main")
+    stream.until(lambda: shop.read() and checkpoint.newest("commits") == checkpoint.newest("offsets"))
     day, settled = long_ago.date(), f"SELECT hour, clicks FROM hours WHERE settled AND day <= '{YESTERDAY}' ORDER BY hour"
     shop.publish(shop.settled("the night", day))
     assert shop.rows(settled) == [(long_ago, 3)]
