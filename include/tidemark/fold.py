@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 AHEAD = "5 minutes"
+HOUR = timedelta(hours=1)
 OLDEST = "2000-01-01T00:00:00Z"
 ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)$"
 MILLIS_OF_YEAR_10000 = 253_402_300_800_000
@@ -719,8 +720,8 @@ def answers(
     """
     frames = []
     for since, until in days_of(start, end) if any(map(is_table, way.reads.values())) else [(start, end)]:
-        low, high = since - duration(view.lookback), until + duration(view.lookahead)
-        high = max(high, whole_hour(until)) if settled else high
+        low, ahead = since - duration(view.lookback), duration(view.lookahead)
+        high = looked_at_until(until, ahead) if settled else until + ahead
         asked = period(spark, since, until)
         handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged)
         if isinstance(way, Shortcut):
@@ -729,15 +730,16 @@ def answers(
     return union(frames)
 
 
-def whole_hour(at: datetime) -> datetime:
-    """The end of the UTC hour that an instant cuts, or itself: where a zone is half an hour off, so is a day's end, and the row
-    of its last hour is of events of the next day too."""
-    return at + timedelta(seconds=-at.timestamp() % 3600)
+def looked_at_until(end: datetime, lookahead: timedelta) -> datetime:
+    """Up to where the rows of a period look: to the end of the UTC hour that its end cuts at the least. Where a zone is half an
+    hour off, so is a day's end, and the row of its last hour is of events of the next day too."""
+    return max(end + lookahead, floor(end + HOUR - timedelta(microseconds=1), HOUR))
 
 
-def hour_of(at: datetime) -> datetime:
-    """The start of the UTC hour that an instant lies in."""
-    return at - timedelta(seconds=at.timestamp() % 3600)
+def floor(at: datetime, step: timedelta) -> datetime:
+    """The multiple of `step`, counted from 1970-01-01 UTC, at or before an instant."""
+    seconds = step.total_seconds()
+    return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)
 
 
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -125,8 +125,8 @@ class File:
     def meets(self, low: datetime | None, high: datetime | None) -> bool:
         """Whether it may hold rows of `[low, high)`, as far as its statistics say."""
         begins = low is None or self.high is None or comparable(self.high, low) >= millisecond(low)
-        dates = not isinstance(self.low, datetime)
-        return begins and (high is None or dates or comparable(self.low, high) < high)
+        unsaid = not isinstance(self.low, datetime)  # or said by a DATE, whose whole day counts
+        return begins and (high is None or unsaid or comparable(self.low, high) < high)
 
 
 class Table:

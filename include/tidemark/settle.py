@@ -404,8 +404,7 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     """What a day lacks to be complete, as a sentence; None when the streams have read what Kafka held once the day, the
     views' lookahead after it and `nightly_after` were over. Where no broker answers, that is what it lacks."""
     grace = duration(settings.nightly_after)
-    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
-    if (over := looked_at_until(settings, day, ahead) + grace) > datetime.now(UTC):
+    if (over := looked_at_until(settings, catalog, day) + grace) > datetime.now(UTC):
         return f"late records of {day} are waited for until {over:%Y-%m-%d %H:%M} UTC"
     pins = lake.pins(settings, catalog.streams)
     if not pins:
@@ -416,10 +415,10 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
         return str(away)
 
 
-def looked_at_until(settings: Settings, day: date, ahead: timedelta) -> datetime:
-    """Up to where a day's rows look, with a lookahead; to the end of the hour that its midnight cuts at the least."""
-    end = period(settings, day)[1]
-    return max(end + ahead, fold.whole_hour(end))
+def looked_at_until(settings: Settings, catalog: Catalog, day: date) -> datetime:
+    """Up to where a day's rows look, those of the view that looks furthest ahead."""
+    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
+    return fold.looked_at_until(period(settings, day)[1], ahead)
 
 
 def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
@@ -427,8 +426,7 @@ def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str
 
     A topic that Kafka does not have holds nothing. Raises `BrokerAway`.
     """
-    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
-    end = min(looked_at_until(settings, day, ahead) + grace, datetime.now(UTC))
+    end = min(looked_at_until(settings, catalog, day) + grace, datetime.now(UTC))
     there = kafka.topic_ids_held(settings, catalog.topics)
     for topic, parts in kafka.offsets(settings, there, end).items():
         if behind := lake.unread(pins, {topic: parts}):
@@ -458,7 +456,9 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             low = start if file.low is None else lake.comparable(file.low, start)
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
             for name, (ahead, back) in margins.items():
-                first, until = (at.astimezone(settings.tz).date() for at in (min(low - ahead, fold.hour_of(low)), high + back))
+                first, until = (
+                    at.astimezone(settings.tz).date() for at in (min(low - ahead, fold.floor(low, fold.HOUR)), high + back)
+                )
                 near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
                 near |= {d for d in read[name] if d >= first} if name in for_ever else set()
                 found |= {d for d in near & read[name].keys() - found if lake.beyond(read[name][d], file, "hi")}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
+from tidemark.fold import HOUR, floor
 from tidemark.local import Lease, LeaseHeld
 from tidemark.model import (
     Catalog,
@@ -67,7 +68,6 @@ UNHURRIED, YIELDING = timedelta(seconds=10), 5
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
-HOUR = timedelta(hours=1)
 EDGES: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
@@ -1671,9 +1671,3 @@ def by_span(rows: pa.Table, column: str, step: timedelta, zone: ZoneInfo) -> Ite
 def midnight(day: date, zone: ZoneInfo) -> datetime:
     """The instant at which a business day begins."""
     return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
-
-
-def floor(at: datetime, step: timedelta) -> datetime:
-    """The multiple of `step`, counted from 1970-01-01 UTC, at or before an instant."""
-    seconds = step.total_seconds()
-    return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)

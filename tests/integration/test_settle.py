@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, model, query, settle, speed
+from tidemark import compare, fold, kafka, lake, model, query, settle
 from tidemark.functions import distinct, how_many, pane
 from tidemark.model import Catalog, Live, Topic, View, expect, rollup, view
 from tidemark.pipelines import traffic
@@ -171,7 +171,7 @@ def day(house: Callable[..., Settings], run: Any, spark: SparkSession) -> Traffi
     told = pa.Table.from_pylist([e for v in values if (e := accepted(v))])
     times = told["viewed_at"].to_pylist()
     brute = brute_force(told)
-    done = Traffic(settings, values, told, brute, speed.floor(times[-1], timedelta(seconds=5)))
+    done = Traffic(settings, values, told, brute, fold.floor(times[-1], timedelta(seconds=5)))
 
     def state() -> dict[str, int]:
         return {d.name: lake.table(settings, d).delta().version() for d in CATALOG.derived}
