@@ -25,7 +25,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -65,6 +65,8 @@ committed, all of it done and the checkpoint not. Of a run: at a random moment, 
 published, or taken back. Of Airflow: each of its processes, or all."""
 REPAIR = re.compile(r"tidemark (speed --stream \w+ --\w[\w-]*)")
 COUNTED = "count(DISTINCT event_id) AS pv, count(DISTINCT visitor_id) AS uv"
+TEXTS = ("event_id", "visitor_id", "page")
+EVENT = pa.schema([*((name, pa.string()) for name in TEXTS), ("viewed_at", pa.timestamp("us", "UTC"))])
 ROLLED = ("--only", page_quarters.name)
 """What is settled and replayed: the rollup that the views of `ANSWERS` are of, and they."""
 ANSWERS = {
@@ -781,8 +783,10 @@ class Drill:
 
     def events(self) -> pa.Table:
         """The events that Kafka holds, or has held until the stream had read them."""
-        records = [*self.taken, *kafka.consume(self.settings, PAGE_VIEWS.name, "earliest")]
-        return pa.Table.from_pylist([found for r in records if (found := accepted(r.value or b""))])
+        records = chain(self.taken, kafka.consume(self.settings, PAGE_VIEWS.name, "earliest"))
+        events = (event for r in records if (event := accepted(r.value or b"")))
+        parts = iter(lambda: list(islice(events, 100_000)), [])  # as dictionaries a soak's millions would fill the machine
+        return pa.concat_tables([pa.Table.from_pylist(part, EVENT) for part in parts])
 
     def differing(self, events: pa.Table, views: Sequence[str], marks: Mapping[str, str]) -> dict[str, int]:
         """By view: its rows that are not DuckDB's over the events that Kafka holds, and DuckDB's that are not its."""
@@ -825,7 +829,7 @@ def accepted(value: bytes) -> dict[str, Any] | None:
         event["viewed_at"] = datetime.fromisoformat(event["viewed_at"])
     except (ValueError, KeyError, TypeError):
         return None
-    texts = [event.get(name) for name in ("event_id", "visitor_id", "page")]
+    texts = [event.get(name) for name in TEXTS]
     return event if all(isinstance(text, str) for text in texts) else None
 
 

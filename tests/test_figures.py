@@ -91,7 +91,8 @@ def test_what_a_process_gains_before_each_kill_is_no_growth_and_what_every_next_
     assert growth(saw, kills) == pytest.approx(0)
     assert growth([(m, value + m) for m, value in saw], kills) == pytest.approx(60)
     assert growth([(m, 3 * m) for m, _ in saw], []) == pytest.approx(180)
-    assert growth(saw[:80], kills[:3]) is None  # two lives say nothing
+    assert growth([(m, value + 1000 * (m == 33)) for m, value in saw], kills) == pytest.approx(0)  # a moment's peak
+    assert growth(saw[:40], kills[:1]) is None  # two lives say nothing
 
 
 KILLS = [(5.0 * n, 10.0 + n) for n in range(1, 12)]
