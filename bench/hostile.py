@@ -140,7 +140,7 @@ DELETE FROM ledger ¦ UPDATE ledger SET seq = 0 ¦ DROP VIEW ledger ¦ ALTER TAB
 VACUUM ¦ BEGIN ¦ PREPARE x AS SELECT 1 ¦ EXECUTE x ¦ SELECT 1; DROP VIEW ledger ¦ SELECT 1; SELECT 2 ¦ FORCE CHECKPOINT ¦ \
 /* ¦ -- ¦ ; ¦ WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n ¦ \
 SELECT repeat('x', 1000000000000) ¦ SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b ¦ \
-SELECT list_sum(range(100000000000)) ¦ \
+SELECT list_sum(range(100000000000)) ¦ SELECT levenshtein(repeat('a', 300000), repeat('b', 300000)) ¦ \
 SELECT count(*) FROM page_views a, page_views b, page_views c, page_views d WHERE a.page || b.page < c.page || d.page ¦ \
 SELECT string_agg(a.range::VARCHAR, '') FROM range(100000000000) a ¦ SELECT ' ¦ SELECT "\x01" ¦ \
 SELECT * FROM page_views LIMIT -1 OFFSET x ¦ \u202eSELECT 1 ¦ {{{{ 7 * 7 }}}} ¦ ${{HOME}} ¦ %s"""),

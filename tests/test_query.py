@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.model import Catalog, Live, Topic, View, rollup
-from tidemark.query import QueryError, Result, connect, query
+from tidemark.query import QueryError, Result, connect, goes_on, query
 from tidemark.settings import Settings
 
 NOV_18, NOV_19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
@@ -291,6 +291,13 @@ def test_exactly_as_many_rows_as_the_limit_are_whole(ask):
 def test_query_longer_than_the_limit_is_stopped(ask):
     with pytest.raises(QueryError, match=r"longer than 0.2 seconds"):
         ask("SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b", seconds=0.2)
+
+
+def test_one_call_of_a_function_that_takes_for_ever_is_left_to_itself(ask, monkeypatch):
+    monkeypatch.setattr("tidemark.query.GRACE", 0.1)
+    with pytest.raises(QueryError, match=r"longer than 0.2 seconds"):
+        ask("SELECT levenshtein(repeat('a', 50000), repeat('b', 50000))", seconds=0.2)
+    assert goes_on()
 
 
 def test_limits_are_the_settings_unless_said(tmp_path):

@@ -1505,7 +1505,15 @@ class Settling(Beside):
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit as ending:
+        asked = sys.modules.get("tidemark.query")
+        if asked and asked.goes_on():  # an exit in order would end in pages of DuckDB's about what is still in use
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ending.code if isinstance(ending.code, int) else 0)
+        raise
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import tempfile
 import threading
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 MEMORY = "1GB"
+GRACE = 5.0
+"""Seconds that DuckDB has for stopping once it is told to."""
+THREAD = "tidemark-query"
 READABLE = {"deletionVectors", "columnMapping", "timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"}
 FUNCTIONS = {"unnest", "range", "generate_series", "repeat", "json_each", "json_tree"}
 NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE", "VALUES_NODE"}
@@ -129,13 +133,10 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
     except BaseException:
         connection.close()
         raise
-    timer = threading.Timer(seconds, connection.interrupt)
-    timer.start()
+    asking = Asking(connection, sql, rows)
     try:
-        connection.execute(sql)
-        description = connection.description or []
-        found = connection.fetchmany(rows + 1)
-    except duckdb.InterruptException:
+        description, found = asking.answer(seconds)
+    except (duckdb.InterruptException, TimeoutError):
         raise QueryError(
             f"the query took longer than {seconds:g} seconds and was stopped; ask for fewer days "
             "(day is the partition), or give it longer with --seconds"
@@ -147,8 +148,7 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
     except (OverflowError, ValueError) as error:
         raise QueryError(f"a value does not fit into Python ({error}); cast the column to VARCHAR") from None
     finally:
-        timer.cancel()
-        connection.close()
+        asking.ends()
     return Result(
         tuple(d[0] for d in description),
         tuple(str(d[1]) for d in description),
@@ -156,6 +156,46 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
         len(found) > rows,
         time.monotonic() - started,
     )
+
+
+class Asking:
+    """A statement in a thread of its own. DuckDB looks between two parts of the data whether it is to stop: one call of a
+    function over a long text may take hours, in which Python handles no signal either. Nobody waits for it."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, sql: str, rows: int) -> None:
+        self.connection, self.told = connection, queue.SimpleQueue[Any]()
+        self.thread = threading.Thread(target=self.ask, args=(sql, rows), name=THREAD, daemon=True)
+        self.thread.start()
+
+    def ask(self, sql: str, rows: int) -> None:
+        try:
+            self.connection.execute(sql)
+            self.told.put((self.connection.description or [], self.connection.fetchmany(rows + 1)))
+        except BaseException as error:
+            self.told.put(error)
+
+    def answer(self, seconds: float) -> tuple[list[Any], list[tuple[Any, ...]]]:
+        """The columns' description, and the rows, one more than asked for where there are more. Raises what DuckDB raises, and
+        `TimeoutError`."""
+        try:
+            found = self.told.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def ends(self) -> None:
+        if self.thread.is_alive():
+            self.connection.interrupt()
+            self.thread.join(GRACE)
+        if not self.thread.is_alive():
+            self.connection.close()
+
+
+def goes_on() -> bool:
+    """Whether a statement of this process, which was stopped, still runs."""
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def names(sql: str, parser: duckdb.DuckDBPyConnection) -> set[str] | None:
