@@ -16,6 +16,12 @@ PASSWORD = "pw-3f9a27c4"
 USER = {"kafka_protocol": "SASL_SSL", "kafka_user": "alice", "kafka_password": PASSWORD}
 
 
+LENGTHS = (
+    *("compact_every", "sweep_after", "rollback_for", "keep_records", "give_way_at", "watch_window", "stale_after", "late_after"),
+    *("nightly_after", "nightly_patience", "notify_patience"),
+)
+
+
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a CA, two certificates and their keys, and the first key as OpenSSL wrote keys before PKCS #8."""
@@ -50,6 +56,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"triggers": "alarms 1 second"}, r"TIDEMARK_TRIGGERS=alarms 1 second: \"alarms 1 second\" is not STREAM=VALUE"),
         ({"driver_memories": "main=1g, =2g"}, r"TIDEMARK_DRIVER_MEMORIES=main=1g, =2g: \"=2g\" is not STREAM=VALUE"),
         (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),
+        *(({name: "1m"}, rf'TIDEMARK_{name.upper()}=1m: "1m" is not a length of time; write it like') for name in LENGTHS),
     ],
 )
 def test_contradiction_is_one_sentence_that_names_the_variable(given: dict[str, Any], sentence: str, pem: Path) -> None:

@@ -12,6 +12,8 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tidemark.model import duration
+
 PLATFORMS = ("dingtalk", "wecom")
 """Whose robots are known."""
 
@@ -145,6 +147,16 @@ class Settings(BaseSettings):
     @classmethod
     def said_by_stream(cls, said: str) -> str:
         by_stream(said)
+        return said
+
+    @field_validator(
+        *("compact_every", "sweep_after", "rollback_for", "keep_records", "give_way_at", "watch_window", "stale_after"),
+        *("late_after", "nightly_after", "nightly_patience", "notify_patience"),
+    )
+    @classmethod
+    def is_a_length_of_time(cls, said: str) -> str:
+        # Not `trigger`: that is Spark's to read, and it knows milliseconds too.
+        duration(said)
         return said
 
     @field_validator("notify_to")
