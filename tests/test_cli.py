@@ -267,6 +267,17 @@ def test_rejects_are_listed_with_reason_and_bytes(run, config):
     assert run("rejects", "page_views", "--day", "2026-11-18").stdout.count("\n") == 1
 
 
+def test_rejects_are_as_many_as_were_asked_for_and_a_cut_is_told(run, config, environment):
+    environment["TIDEMARK_QUERY_ROWS"] = "1"
+    rejected = [record(1, b"{}", "late"), record(2, b"<html>", "not JSON"), record(3, b"[", "not JSON")]
+    write(config, "log/page_views", rejected, LOG)
+    assert run("rejects", "page_views", "--limit", "2").stdout.count("\n") == 3
+    ended = run("rejects")
+    assert ended.stdout == "topic\treject\trecords\npage_views\tnot JSON\t2\n"
+    assert ended.stderr == "1 rows; there are more, for them raise TIDEMARK_QUERY_ROWS\n"
+    assert len(json.loads(run("rejects", "--json").stdout)) == 1
+
+
 def test_runs_say_what_was_held_back(run, config):
     tables = {"daily_traffic": {"gate": "failed", "rows": 1, "reasons": ["uv > pv"]}, "page_panes": {"gate": "passed", "rows": 2}}
     lake.save(

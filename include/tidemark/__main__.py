@@ -1183,11 +1183,13 @@ def rejects(
         )
         sql = f'SELECT {fields} FROM {name} WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}'
         columns = ("partition", "offset", "arrived", "reject", "value")
-    found = lake.query(config, catalog(), sql)
+    found = lake.query(config, catalog(), sql, rows=limit if topic else None)
     if json_:
         show([dict(zip(columns, row, strict=True)) for row in found.rows])
-        return
-    table(columns, [[shortened(value) for value in row] for row in found.rows], right=("records", "partition", "offset"))
+    else:
+        table(columns, [[shortened(value) for value in row] for row in found.rows], right=("records", "partition", "offset"))
+    if found.truncated:
+        typer.echo(f"{len(found.rows):,} rows; there are more, for them raise TIDEMARK_QUERY_ROWS", err=True)
 
 
 def shortened(value: Any) -> Any:
