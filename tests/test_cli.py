@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -333,6 +334,45 @@ def test_sweep_has_long_logs_begin_again(run, config):
 
 def test_down_of_nothing_is_done(run):
     assert run("down").exit_code == 0
+
+
+HEARS = """
+import json, os, pathlib, signal, sys, time
+
+def say(state):
+    pathlib.Path(sys.argv[1]).write_text(json.dumps({"state": state, "pid": os.getpid(), "at": sys.argv[3]}))
+
+def end(*_):
+    say(sys.argv[2])
+    if sys.argv[2] == "stopped":
+        os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+say("running")
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("heard", "says", "ended"),
+    [
+        ("stopped", "stream main: drained", True),
+        ("running", "stream main: killed, as it had not drained after 2 s; what it was at is done again", False),
+    ],
+)
+def test_down_says_which_stream_drained_and_which_was_killed(config, capsys, heard, says, ended):
+    """A stream writes its last heartbeat when it has drained; one in the middle of a batch does not hear SIGTERM."""
+    beat = config.state / "main" / "heartbeat.json"
+    beat.parent.mkdir(parents=True)
+    now = dt.datetime.now(dt.UTC).isoformat()
+    local.start(config, "speed-main", [sys.executable, "-c", HEARS, str(beat), heard, now])
+    deadline = time.monotonic() + 20
+    while not local.beats(config, "main"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert cli.bring_down(config, cli.Steps(), patience=2) is ended
+    assert says in capsys.readouterr().err
 
 
 def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):

@@ -377,12 +377,19 @@ def home(config: Settings) -> dict[str, str]:
 
 @app.command()
 def down() -> None:
-    """End the streams, each between two batches, then the broker that `tidemark up` started. Nothing is lost."""
+    """End the streams, each between two batches, then the broker that `tidemark up` started. Nothing is lost.
+
+    A stream may take three minutes to drain. Exit code 1 when one did not, and so was killed or runs on.
+    """
     if not bring_down(settings(), Steps()):
         raise typer.Exit(FAILED)
 
 
-def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
+DRAINING = 180.0
+"""Seconds that a stream may take to end: two minutes of a batch, half a minute of the work beside it, and Spark's own end."""
+
+
+def bring_down(config: Settings, steps: Steps, patience: float = DRAINING) -> bool:
     """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
     Returns whether every stream ended in time."""
     from tidemark import airflow, lake, local
@@ -396,7 +403,9 @@ def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
 
     def drain(stream: str) -> str:
         if local.stop(config, f"speed-{stream}", patience=patience):
-            return "drained"
+            if local.status(config, stream).get("heartbeat", {}).get("state") not in local.ALIVE:
+                return "drained"
+            return f"killed, as it had not drained after {patience:g} s; what it was at is done again at the next start"
         if not local.beats(config, stream):
             return "does not run"
         (config.state / stream / "stop").touch()
@@ -408,7 +417,7 @@ def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
         return "drained"
 
     with ThreadPoolExecutor() as at_once:
-        ending_others = {name: at_once.submit(local.stop, config, name, patience=patience) for name in others}
+        ending_others = {name: at_once.submit(local.stop, config, name, patience=min(patience, 60)) for name in others}
         ending_streams = {stream: at_once.submit(drain, stream) for stream in streams.values()}
         for name, ends in ending_others.items():
             with steps.step(name) as say:
@@ -417,7 +426,7 @@ def bring_down(config: Settings, steps: Steps, patience: float = 60.0) -> bool:
         for stream, drains in ending_streams.items():
             with steps.step(f"stream {stream}") as say:
                 say(drains.result())
-                ended &= not drains.result().startswith("still")
+                ended &= drains.result() in ("drained", "does not run")
     with steps.step("broker") as say:
         say("ended" if local.stop_broker(config) else "none was started here")
     return ended

@@ -39,6 +39,8 @@ JAVA_WANTED = 17
 BROKER = "broker"
 STARTING = timedelta(minutes=10)
 """How long a service that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
+ALIVE = ("starting", "running", "waiting")
+"""What the heartbeat of a stream says that has not ended."""
 LARGEST_REQUEST = 17 * 1024 * 1024
 """Bytes of a record batch that the embedded broker takes: a record of 16 MiB and what surrounds it."""
 
@@ -522,7 +524,7 @@ def beats(settings: Settings, stream: str) -> bool:
     A service is known by its heartbeat alone: where others look, the number of its process is another's or nobody's.
     """
     beat = status(settings, stream).get("heartbeat", {})
-    if beat.get("state") not in ("starting", "running", "waiting"):
+    if beat.get("state") not in ALIVE:
         return False
     if settings.stream_backend == "service":
         silent = datetime.now(UTC) - datetime.fromisoformat(beat["at"])
