@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tidemark import __main__ as cli
 from tidemark import kafka, local
 from tidemark.local import BrokerFailed, JarsWrong, JavaMissing, Lease, LeaseHeld, PortBusy
 from tidemark.model import Topic
@@ -338,6 +339,30 @@ def test_broker_listens_on_loopback_only_and_logs_to_a_file(broker: Settings) ->
     assert listening == {"127.0.0.1"}
     assert "Kafka Server started" in (broker.state / "logs" / "kafka.log").read_text()
     assert "INFO" not in process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("brokers", "seconds", "says"),
+    [
+        ("kafka.example.com:9092", kafka.ANSWER, r"listens on loopback only, and TIDEMARK_BROKERS says kafka\.example\.com:9092"),
+        ("127.0.0.1:190930", 0.5, "listens on loopback only, and TIDEMARK_BROKERS says 127.0.0.1:190930"),
+    ],
+)
+def test_broker_that_is_away_and_none_that_is_started_here_is_told_first(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, brokers: str, seconds: float, says: str
+) -> None:
+    """One elsewhere has as long to answer as any request."""
+    waited: list[float] = []
+
+    def away(_: Settings, patience: float) -> None:
+        waited.append(patience)
+        raise kafka.BrokerAway
+
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(kafka, "wait", away)
+    with pytest.raises(BrokerFailed, match=f"^no Kafka broker answers at {brokers}, and none is started there: .* {says}"):
+        cli.bring_up(settings.model_copy(update={"brokers": brokers}), cli.Steps())
+    assert waited == [seconds]
 
 
 @pytest.mark.parametrize("setting", ["TIDEMARK_BROKERS", "TIDEMARK_CONTROLLER_PORT"])

@@ -346,7 +346,7 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
         local.fetch_jars(config)
     with steps.step(f"broker at {config.brokers}") as say:
         try:
-            kafka.wait(config, 0.5 if config.kafka_protocol == "PLAINTEXT" else kafka.ANSWER)
+            kafka.wait(config, 0.5 if local.is_here(config) else kafka.ANSWER)
             say("answers already")
         except kafka.BrokerAway:
             local.start_broker(config)

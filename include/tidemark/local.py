@@ -400,13 +400,19 @@ def answering(settings: Settings, process: Process, patience: float = 60.0) -> P
     raise BrokerFailed(f"the broker {state}; it says why in {process.log} and {process.log.with_name('kafka.log')}")
 
 
+def is_here(settings: Settings) -> bool:
+    """Whether the embedded broker is the one at these addresses: it speaks plain text, on loopback."""
+    first = settings.brokers.split(",")[0]
+    return settings.kafka_protocol == "PLAINTEXT" and first.rpartition(":")[0] in ("127.0.0.1", "localhost")
+
+
 def address(settings: Settings) -> tuple[str, int]:
     first = settings.brokers.split(",")[0]
-    host, _, port = first.rpartition(":")
-    if host not in ("127.0.0.1", "localhost") or not port.isdigit():
+    port = first.rpartition(":")[2]
+    if not is_here(settings) or not port.isdigit() or not 0 < int(port) < 65536:
         raise BrokerFailed(
-            f"the embedded broker listens on loopback only, and TIDEMARK_BROKERS says {first}; "
-            "write it like 127.0.0.1:19092, or use the broker there without starting one"
+            f"no Kafka broker answers at {settings.brokers}, and none is started there: the embedded one listens on loopback "
+            f"only, and TIDEMARK_BROKERS says {first}; write it like 127.0.0.1:19092, or see that the broker there runs"
         )
     return "127.0.0.1", int(port)
 
