@@ -123,6 +123,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["produce", "page_views", "--file", "x" * 300], "[Errno 36] File name too long"),
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
+        (["produce", "page_views", "--sample", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; its events"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),
         (["seek", "g", "../../etc", "--to", "earliest"], "../../etc is no name of a topic"),
@@ -139,6 +140,13 @@ def test_wrong_word_is_one_sentence_and_exit_code_2(run, words, says):
     assert ended.exit_code == 2
     assert ended.stderr.startswith(f"tidemark: {says}") and ended.stderr.count("\n") == 1
     assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("words", ["topics", "dead-letters"])
+def test_group_of_commands_alone_shows_its_help_and_that_one_is_missing(run, words):
+    ended = run(words)
+    assert (ended.exit_code, ended.stderr) == (2, "tidemark: a command is missing (tidemark --help shows what there is)\n")
+    assert f"Usage: tidemark {words}" in ended.stdout
 
 
 def test_wrong_setting_is_one_sentence_and_exit_code_2(run, environment):

@@ -56,6 +56,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"triggers": "alarms 1 second"}, r"TIDEMARK_TRIGGERS=alarms 1 second: \"alarms 1 second\" is not STREAM=VALUE"),
         ({"driver_memories": "main=1g, =2g"}, r"TIDEMARK_DRIVER_MEMORIES=main=1g, =2g: \"=2g\" is not STREAM=VALUE"),
         (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),
+        ({"controller_port": 190930}, r"TIDEMARK_CONTROLLER_PORT=190930: Input should be less than or equal to 65535"),
+        ({"airflow_port": 0}, r"TIDEMARK_AIRFLOW_PORT=0: Input should be greater than or equal to 1"),
         *(({name: "1m"}, rf'TIDEMARK_{name.upper()}=1m: "1m" is not a length of time; write it like') for name in LENGTHS),
     ],
 )

@@ -81,7 +81,7 @@ def ending(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, Wrong | Failed):
         return WRONG if isinstance(error, Wrong) else FAILED, one_line(str(error))
     if hasattr(error, "format_message"):  # of the command-line library: an unknown option, a missing argument
-        return WRONG, one_line(f"{error.format_message()} (tidemark --help shows what there is)")
+        return WRONG, one_line(f"{error.format_message() or 'a command is missing'} (tidemark --help shows what there is)")
     if isinstance(error, ValidationError) and error.title == "Settings":
         first = error.errors()[0]
         sentence = first["msg"].removeprefix("Value error, ")
@@ -491,7 +491,9 @@ def produce(
     rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; as fast as it goes unless said.")] = None,
     burst: Annotated[float, typer.Option(min=0, help="With --rate: send the events of so many seconds at once.")] = 0,
     day: Annotated[str | None, typer.Option(help="A whole past day of sample, instead of events from now on.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="How many sample events; for ever unless said.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="How many sample events; for ever unless said, of a day 100,000.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, day and count: the same bytes.")] = 1,
     json_: AsJson = False,
 ) -> None:
@@ -524,6 +526,8 @@ def produce(
             events: list[Iterator[kafka.Sent]] = [kafka.from_file(declared[0], file)]
         else:
             whole = day_of(day, "--day") if day else None
+            if whole and whole >= datetime.now(config.tz).date():
+                raise Wrong(f"{whole} is not over in {config.zone}; its events would lie ahead, and a time ahead is a reject")
             many = count or (100_000 if whole else None)
             events = [kafka.sample(one, seed=seed, count=many, day=whole, zone=config.tz) for one in declared]
     except (OSError, ValueError) as error:
@@ -609,7 +613,10 @@ def terminated_as_interrupted() -> None:
 @app.command()
 def consume(
     topic: OneTopic,
-    start: Annotated[str, typer.Option("--from", help="earliest, latest, an offset, or an instant like 2026-11-19T12:00Z.")],
+    start: Annotated[
+        str,
+        typer.Option("--from", help="earliest, an offset, an instant like 2026-11-19T12:00Z, or latest, which goes on for ever."),
+    ],
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on for ever, as records come.")] = False,
     json_: AsJson = False,

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     """The jars that Spark and the embedded broker load; `<home>/jars` unless said."""
     brokers: str = "127.0.0.1:19092"
     """Kafka's bootstrap servers. The embedded broker listens on the first of them."""
-    controller_port: int = 19093
+    controller_port: int = Field(default=19093, ge=1, le=65535)
     """The embedded broker's KRaft controller, on loopback."""
     kafka_protocol: Literal["PLAINTEXT", "SSL", "SASL_SSL", "SASL_PLAINTEXT"] = "PLAINTEXT"
     """How every client speaks to Kafka; none ever tries another way. SSL is TLS, SASL asks for a user and a password.
@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     """Someone is told of a stream that needs longer than this for what it has not read yet."""
     rejects_share: float = Field(default=0.05, ge=0, le=1)
     """Someone is told when a larger share of the records of ten minutes is rejected, and more than a hundred."""
-    airflow_port: int = 18080
+    airflow_port: int = Field(default=18080, ge=1, le=65535)
     """Airflow's page and API, on loopback."""
     airflow_database: SecretStr | None = None
     """SQLAlchemy's URL of Airflow's database, like postgresql+psycopg2://user:password@host/name; SQLite unless said."""
