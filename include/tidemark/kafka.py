@@ -1185,8 +1185,8 @@ class Member:
                 print_invoice(record)
 
     An exception in the loop ends it, and that record is not done: it comes again, at this member or another (at least once).
-    `before=True` commits each record before it is handed out: what a crash interrupts does not come again (at most once). For
-    once, let what you write know the event's id; docs/kafka.md shows it.
+    `before=True` hands each record out after Kafka has taken its commit: what a crash interrupts does not come again (at most
+    once). For once, let what you write know the event's id; docs/kafka.md shows it.
 
     To work beside the loop, `take` records and say `done(record)` from any thread, in any order: what is committed is what lies
     before the first record of a partition that is not done. While `most` records are out, the partitions are paused, and the
@@ -1240,9 +1240,19 @@ class Member:
                 continue
             if self.before:
                 self.done(record)
-                self.commit(wait=True)
+                if not self.commit(wait=True):
+                    self.put_back(record)
+                    continue
             yield record
             self.done(record)
+
+    def put_back(self, record: Record) -> None:
+        """Have a record come again that is not committed, and so may not be handed out."""
+        share = record.topic, record.partition
+        with self.lock:
+            self.ready.pop(share, None)
+        if share in self.out:
+            self.consumer.seek(TopicPartition(*share, record.offset))
 
     @property
     def shares(self) -> list[Share]:
@@ -1290,13 +1300,14 @@ class Member:
                 finished.remove(first)
                 del queue[first]
 
-    def commit(self, wait: bool = False) -> None:
-        """Commit what is done, which also happens by itself. Without `wait` it is under way when this returns."""
+    def commit(self, wait: bool = False) -> bool:
+        """Commit what is done, which also happens by itself. Without `wait` it is under way when this returns; with it, returns
+        whether Kafka took it."""
         self.commit_due = time.monotonic() + COMMIT_EVERY
         with self.lock:
             upto, self.ready = self.ready, {}
         if not upto:
-            return
+            return True
         places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in upto.items()]
         try:
             if wait:
@@ -1305,6 +1316,8 @@ class Member:
                 self.consumer.commit(offsets=places)
         except KafkaException as error:
             self.committed(error.args[0], places)
+            return False
+        return True
 
     def committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
         """Kafka's answer. What it did not take is committed again with the next."""

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
-from tidemark import kafka
+from tidemark import kafka, local
 from tidemark.kafka import CONSUMER, PRODUCER, Event, GroupBusy, Member, Record, TopicMissing
 from tidemark.model import Topic
 from tidemark.settings import Settings
@@ -310,6 +311,26 @@ def test_killed_in_the_work_of_the_fifth(broker: Settings, orders: Topic, group:
     ended = subprocess.run(command, env=os.environ | {"TIDEMARK_BROKERS": broker.brokers}, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert committed(broker, group, orders) == 5 if before else committed(broker, group, orders) < 5
+
+
+def test_at_most_once_hands_out_nothing_while_kafka_takes_no_commit(broker: Settings, orders: Topic, group: str) -> None:
+    ids = sent(broker, orders, 20)
+    options = {"session.timeout.ms": 6000}
+    with ThreadPoolExecutor(1) as beside, Member(broker, group, [orders.name], before=True, options=options) as member:
+        records = iter(member)
+        read = [id_of(next(records))]
+        local.stop_broker(broker)
+        try:
+            with capture_logs() as told:
+                coming = beside.submit(next, records)
+                until(lambda: [one for one in told if one["event"].startswith("offsets are not committed")])
+                with pytest.raises(TimeoutError):
+                    coming.result(0.5)
+        finally:
+            local.start_broker(broker)
+        read += [id_of(coming.result(60))]
+        read += [id_of(next(records)) for _ in range(18)]
+    assert sorted(read) == ids and committed(broker, group, orders) == 20
 
 
 def test_promise_of_once_by_the_id_of_the_event(broker: Settings, orders: Topic, group: str, tmp_path: Path) -> None:
