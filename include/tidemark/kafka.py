@@ -1365,8 +1365,9 @@ class Member:
             self.begun.add(share)
             with self.lock:
                 self.out[share], self.finished[share] = OrderedDict(), set()
-        self.paused = False  # what is new is not paused; `hold` says it again
         (consumer.incremental_assign if self.cooperative else consumer.assign)(partitions)
+        if self.paused and partitions:
+            consumer.pause(partitions)  # as those that it has are, until `hold` has all of them go on
         if self.told_assigned and partitions:
             self.told_assigned([(place.topic, place.partition) for place in partitions])
 

@@ -389,6 +389,25 @@ def test_full_queue_pauses_and_the_member_stays_in_its_group(broker: Settings, o
         assert sorted(read) == ids
 
 
+def test_partitions_of_a_member_that_was_paused_in_a_rebalance_are_read_on(broker: Settings, orders: Topic, group: str) -> None:
+    ids = sent(broker, orders, 100)
+    with Member(broker, group, [orders.name], most=10) as member:
+        out: list[Record] = []
+        read: list[str] = []
+
+        def done(most: int) -> None:
+            for record in out[:most]:
+                read.append(id_of(record))
+                member.done(record)
+            del out[:most]
+
+        until(lambda: out.extend(filter(None, [member.take(0.1)])) or member.paused)
+        done(3)
+        with Reader(broker, group, orders) as second:
+            until(lambda: out.extend(filter(None, [member.take(0.1)])) or second.shares)
+            until(lambda: done(100) or out.extend(filter(None, [member.take(0.1)])) or {*read, *second.read} == {*ids})
+
+
 def test_pool_of_threads_is_done_in_any_order(broker: Settings, orders: Topic, group: str) -> None:
     """The example of docs/kafka.md: work beside the loop, drained when partitions go."""
     names: dict[str, Any] = {}
