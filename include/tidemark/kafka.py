@@ -776,7 +776,8 @@ def produce(
     for, an event that Kafka refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way
     has failed. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes again; `interrupts` counts them
     for another thread than the main one. `progress` is called about five times a second and at the end, with the same `Delivery`.
-    Raises `TopicMissing`, `BrokerRefused`.
+    Raises `TopicMissing`, `BrokerRefused`; and what `events` raises, or an event that cannot be written as a record, once those
+    before it are delivered or have failed.
     """
     delivery = Delivery()
     connection = Connection(settings)
@@ -808,23 +809,27 @@ def produce(
         | {"error_cb": connection.failed}
     )
     due = began = time.monotonic()
+    broken: Exception | None = None
     with noted_interrupts() if interrupts is None else nullcontext(interrupts) as pressed:
-        for event in events:
-            if connection.refused or pressed():
-                break
-            delivery.sent += 1
-            send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report, pressed)
-            if not there and delivery.sent == 1:
-                connection.gone()
-            producer.poll(0)
-            now = time.monotonic()
-            tell(now)
-            if rate:
-                due = max(due + 1 / rate, now - max(1.0, burst))  # after a stall, at most one second's events at once
-                turn = began + math.ceil((due - began) / burst) * burst if burst else due
-                while (early := turn - time.monotonic()) > 0.02 and not pressed():
-                    producer.poll(min(early, 0.2))
-                    tell(time.monotonic())
+        try:
+            for event in events:
+                if connection.refused or pressed():
+                    break
+                delivery.sent += 1
+                send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report, pressed)
+                if not there and delivery.sent == 1:
+                    connection.gone()
+                producer.poll(0)
+                now = time.monotonic()
+                tell(now)
+                if rate:
+                    due = max(due + 1 / rate, now - max(1.0, burst))  # after a stall, at most one second's events at once
+                    turn = began + math.ceil((due - began) / burst) * burst if burst else due
+                    while (early := turn - time.monotonic()) > 0.02 and not pressed():
+                        producer.poll(min(early, 0.2))
+                        tell(time.monotonic())
+        except Exception as error:
+            broken = error  # what was taken before is in the client's queue, and would be gone with it
         while producer.flush(0.2):
             tell(time.monotonic())
             if connection.refused:
@@ -838,7 +843,12 @@ def produce(
         delivery.interrupted = delivery.interrupted or pressed() > 0
         if connection.refused:
             delivery.errors.insert(0, connection.refused)
+        if broken:
+            delivery.sent = delivery.delivered + delivery.failed
         tell(time.monotonic(), at_once=True)
+    if broken:
+        broken.add_note(f"{delivery.delivered:,} events before it were delivered, {delivery.failed:,} failed")
+        raise broken
     return delivery
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaException
@@ -146,9 +146,21 @@ def test_timestamp_is_the_events_where_the_topic_keeps_it(broker: Settings, orde
     )
 
 
-def test_instant_without_a_zone_is_not_sent(broker: Settings, orders: Topic) -> None:
-    with pytest.raises(TypeError, match="an instant needs a time zone"):
-        kafka.produce(broker, orders, [{"order_id": "o1", "customer": "ann", "ordered_at": datetime(2026, 11, 19)}])
+WRONG: dict[str, Any] = {
+    "an instant needs a time zone": {"order_id": "o3", "customer": "ann", "ordered_at": datetime(2026, 11, 19)},
+    "header": Event({"order_id": "o3", "customer": "ann"}, headers=cast(Any, {"source": 5})),
+}
+
+
+@pytest.mark.parametrize("because", WRONG)
+def test_event_that_cannot_be_sent_is_told_when_those_before_it_are_delivered(
+    broker: Settings, orders: Topic, because: str
+) -> None:
+    good = [{"order_id": one, "customer": "ann", "ordered_at": datetime(2026, 11, 19, tzinfo=UTC)} for one in ("o1", "o2")]
+    with pytest.raises(TypeError, match=because) as error:
+        kafka.produce(broker, orders, [*good, WRONG[because]])
+    assert error.value.__notes__ == ["2 events before it were delivered, 0 failed"]
+    assert [id_of(record) for record in kafka.consume(broker, orders.name, "earliest")] == ["o1", "o2"]
 
 
 def test_option_of_kafkas_own_name_counts(broker: Settings, orders: Topic) -> None:
