@@ -21,6 +21,8 @@ JARS = Path(__file__).parent.parent / ".tidemark" / "jars"
 
 for variable in [name for name in os.environ if name.startswith("TIDEMARK_")]:
     del os.environ[variable]  # a developer's own settings are not the tests'
+# Nor is their file `.env`: not here, and not in what the tests start.
+os.environ["TIDEMARK_ENV_FILE"] = Settings.model_config["env_file"] = os.devnull
 
 # A worker of pytest-xdist has no main module of its own, and pyspark takes such a process for its doctests and ends it.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)

@@ -1,6 +1,8 @@
 """settings.py: what contradicts itself is refused in a sentence that names the variable, and a password is never shown."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,16 @@ def test_what_belongs_together_is_taken(pem: Path) -> None:
         USER | {"kafka_mechanism": "PLAIN"},
     ):
         Settings(_env_file=None, **given)
+
+
+def test_file_of_a_developers_own_settings_is_read_by_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("TIDEMARK_ZONE=Asia/Kolkata")
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", "from tidemark.settings import Settings; print(Settings().zone)"]
+    assert Settings().zone == "UTC"
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "UTC\n"
+    monkeypatch.delenv("TIDEMARK_ENV_FILE")
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "Asia/Kolkata\n"
 
 
 def test_password_is_in_no_text_of_the_settings() -> None:

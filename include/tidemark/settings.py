@@ -1,7 +1,11 @@
-"""One frozen Settings, read from the environment (`TIDEMARK_…`) and from `.env`, with defaults that just work."""
+"""One frozen Settings, read from the environment (`TIDEMARK_…`) and from `.env`, with defaults that just work.
+
+Another file than `.env` is read where the variable `TIDEMARK_ENV_FILE` names one: the tests have an empty one.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from functools import cached_property
@@ -26,7 +30,11 @@ class Settings(BaseSettings):
 
     # An error must not show what it was given: the password is among it.
     model_config = SettingsConfigDict(
-        env_prefix="TIDEMARK_", env_file=".env", frozen=True, extra="ignore", hide_input_in_errors=True
+        env_prefix="TIDEMARK_",
+        env_file=os.environ.get("TIDEMARK_ENV_FILE", ".env"),
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,
     )
 
     home: Path = Path(".tidemark")
