@@ -18,8 +18,8 @@ demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour 
 	@exec $(RUN)/tidemark demo
 
 clean-demo: install  ## forget what the demo kept
-	@$(RUN)/tidemark down >/dev/null 2>&1 || true
-	rm -rf .tidemark/lake .tidemark/checkpoints .tidemark/kafka .tidemark/state .tidemark/docs .tidemark/airflow
+	@$(RUN)/tidemark down
+	@$(RUN)/python -c 'from tidemark import local, settings; print(*local.forget(settings.Settings()), sep="\n")'
 
 # Three files at a time, since a fifth of their time is waiting, and those that take longest first.
 PYTEST := $(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder

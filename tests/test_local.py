@@ -265,6 +265,18 @@ def test_stop_all_ends_the_youngest_first(settings: Settings) -> None:
     assert local.processes(settings) == []
 
 
+def test_what_a_demo_kept_is_forgotten_wherever_it_is_and_nothing_else(settings: Settings, tmp_path: Path) -> None:
+    """The lake's folder may be one that holds more."""
+    apart = settings.model_copy(update={"lake": tmp_path / "elsewhere"})
+    kept = [apart.lake_path / "views" / "visits", apart.checkpoints / "main", apart.state / "main", apart.home / "kafka"]
+    others = [apart.lake_path / "mine", apart.home / "jars"]
+    for folder in (*kept, *others):
+        folder.mkdir(parents=True)
+    gone = local.forget(apart)
+    assert {apart.lake_path / "views", apart.checkpoints, apart.state, apart.home / "kafka"} == {*gone}
+    assert [folder.exists() for folder in (*kept, *others)] == [False] * 4 + [True] * 2
+
+
 # ---- leases
 
 HOLDER = """

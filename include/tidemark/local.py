@@ -349,6 +349,18 @@ def stop_all(settings: Settings, patience: float = 60.0) -> list[str]:
     return names
 
 
+def forget(settings: Settings) -> list[Path]:
+    """Delete what streams, settlings, the broker and Airflow have kept, wherever the settings have it, and return the folders.
+    The jars stay, and what else is in the lake's folder. Nothing may run any more."""
+    tables = ("log", "rollups", "views", "ledger", "verdicts", "runs", "reports")
+    known = [settings.lake_path / name for name in tables] + [settings.checkpoints, settings.state]
+    known += [settings.home.absolute() / name for name in ("kafka", "docs", "airflow")]
+    there = [folder for folder in known if folder.is_dir()]
+    for folder in there:
+        shutil.rmtree(folder)
+    return there
+
+
 # ---- the broker
 
 
