@@ -6,6 +6,8 @@ PYTHON := $(shell for p in python3.12 python3.11 python3 python; do \
 UV := $(shell command -v uv || echo .uv/bin/uv)
 RUN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
+export UV_CACHE_DIR ?= $(CURDIR)/.uv/cache
+export PIP_NO_CACHE_DIR := 1
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
@@ -75,8 +77,12 @@ install: .venv/.installed  ## the environment, from uv.lock
 .PHONY: prerequisites
 prerequisites:
 	@test -n "$(PYTHON)" || { echo "tidemark needs Python 3.11 or 3.12 on the PATH; found: $$(python3 --version 2>&1)" >&2; exit 1; }
-	@java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; v=$$($$java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p'); \
-	test "$${v:-0}" -ge 17 || { echo "tidemark needs a Java runtime of version 17 or newer, on the PATH or in JAVA_HOME; found: $${v:-none}" >&2; exit 1; }
+	@for java in "$${JAVA_HOME:+$$JAVA_HOME/bin/java}" java; do \
+	v=$$("$$java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p'); test "$${v:-0}" -ge 17 && exit; \
+	found="$$found$${v:+ $$v}"; done; \
+	echo "tidemark needs a Java runtime of version 17 or newer, on the PATH or in JAVA_HOME; found:$${found:- none}" >&2; exit 1
+	@test "$(UV)" != .uv/bin/uv || test -x .uv/bin/uv || $(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	{ echo "tidemark brings uv in an environment of its own, and $(PYTHON) cannot make one; on Debian: apt install python3-venv; or install uv" >&2; exit 1; }
 
 .uv/bin/uv:
 	$(PYTHON) -m venv .uv

@@ -32,6 +32,11 @@ def figure(value: float | None, goal: str | None, met: bool | None) -> dict[str,
     return {"figure": "event to readable, p99", "value": value, "unit": "s", "against": "", "goal": goal, "met": met}
 
 
+def test_run_on_a_machine_without_git_is_of_an_unknown_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert stamp("make drill", 1)["commit"] == "unknown"
+
+
 def test_what_missed_its_goal_is_on_the_page_and_in_the_picture(tmp_path):
     page = tmp_path / "docs" / "figures.md"
     left(tmp_path / "out", "live", figures=[figure(12.5, "< 5", False), figure(None, "< 5", False), figure(3.0, None, None)])

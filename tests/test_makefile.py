@@ -23,6 +23,33 @@ def make(folder: Path, *words: str, **said: str) -> subprocess.CompletedProcess[
     return subprocess.run(["make", *words], cwd=folder, env=own | said, capture_output=True, text=True)
 
 
+def java(folder: Path, version: str) -> str:
+    program(folder / "bin" / "java", f"echo 'openjdk version \"{version}\" 2020-01-01' >&2")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("home", "path", "says"),
+    [
+        ("11.0.2", "17.0.15", ""),
+        ("21.0.1", "1.8.0_392", ""),
+        ("11.0.2", "1.8.0_392", "needs a Java runtime of version 17 or newer, on the PATH or in JAVA_HOME; found: 11 8"),
+    ],
+)
+def test_java_of_java_home_gives_way_to_that_of_the_path(tmp_path: Path, home: str, path: str, says: str) -> None:
+    """The folders of both have a space in their names."""
+    there = f"{java(tmp_path / 'a path', path)}/bin{os.pathsep}{os.environ['PATH']}"
+    done = make(tmp_path, "prerequisites", JAVA_HOME=java(tmp_path / "a home", home), PATH=there)
+    assert (done.returncode == 0, says in done.stderr) == (not says, True), done.stderr
+
+
+def test_python_that_can_make_no_environment_for_uv_is_one_sentence(tmp_path: Path) -> None:
+    python = program(tmp_path / "python3", 'case "$*" in *ensurepip*) exit 1;; esac')
+    done = make(tmp_path, "prerequisites", "UV=.uv/bin/uv", f"PYTHON={python}")
+    assert done.returncode and "on Debian: apt install python3-venv; or install uv" in done.stderr
+    assert make(tmp_path, "prerequisites", f"UV={program(tmp_path / 'uv', '')}", f"PYTHON={python}").returncode == 0
+
+
 @pytest.mark.parametrize(("code", "left"), [(1, True), (0, False)])
 def test_demo_is_forgotten_once_everything_has_ended(tmp_path: Path, code: int, left: bool) -> None:
     kept = tmp_path / "kept"
@@ -30,3 +57,14 @@ def test_demo_is_forgotten_once_everything_has_ended(tmp_path: Path, code: int, 
     program(tmp_path / ".venv/bin/tidemark", f"exit {code}")
     program(tmp_path / ".venv/bin/python", f"rm {kept}")
     assert (make(tmp_path, "clean-demo", "-o", "install").returncode != 0, kept.exists()) == (left, left)
+
+
+def test_what_is_downloaded_stays_in_the_folder_unless_said_otherwise(tmp_path: Path) -> None:
+    """Whatever the home is, read-only too."""
+    program(tmp_path / "uv", f"echo $UV_CACHE_DIR $PIP_NO_CACHE_DIR > {tmp_path / 'said'}")
+    (tmp_path / ".venv").mkdir()
+    for name in ("pyproject.toml", "uv.lock"):
+        (tmp_path / name).touch()
+    for said, wanted in (({}, tmp_path / ".uv" / "cache"), ({"UV_CACHE_DIR": "/elsewhere"}, "/elsewhere")):
+        assert make(tmp_path, "-B", "install", "UV=./uv", **said).returncode == 0
+        assert (tmp_path / "said").read_text() == f"{wanted} 1\n"
