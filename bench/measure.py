@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,9 +112,10 @@ def apart(db: Any, ours: str, theirs: str) -> int:
 def stamp(command: str, seed: int) -> dict[str, Any]:
     """What a recorded run says of itself: its command, its time in UTC, its seed, the commit it ran on and the machine."""
     root = Path(__file__).parent.parent
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False)
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"command": command, "at": at, "seed": seed, "commit": said.stdout.strip() or "unknown", "machine": machine()}
+    commit, at = "", datetime.now(UTC).isoformat(timespec="seconds")
+    with suppress(FileNotFoundError):  # there is no git
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True).stdout
+    return {"command": command, "at": at, "seed": seed, "commit": commit.strip() or "unknown", "machine": machine()}
 
 
 def machine() -> dict[str, Any]:
