@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import hmac
 import json
 import logging
@@ -788,7 +789,9 @@ class Notifier:
         for secret in self.hidden:
             value = value.replace(secret.encode(), notify.MASK.encode())
         whole = f"{message.platform}/{message.id}" if message else f"{NOTIFY.name}/{record.offset if record else 0}"
-        whole, because = notify.masked(whole, self.hidden), notify.masked(because, self.hidden)
+        if (shown := notify.masked(whole, self.hidden)) != whole:  # of one key the topic keeps the last letter alone
+            whole = f"{shown}#{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+        because = notify.masked(because, self.hidden)
         headers = {"because": because, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         headers |= {"from": f"{record.topic}/{record.partition}/{record.offset}"} if record else {}
         log.error("a message went to the dead letters", id=whole, because=because)

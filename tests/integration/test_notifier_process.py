@@ -299,6 +299,16 @@ def test_dead_letter_has_its_reason_and_goes_again_once_mended(told, world, star
     assert [text.splitlines()[0] for text in world.texts("dingtalk")] == ["refused"]
 
 
+def test_letters_whose_ids_are_masked_stay_apart(told) -> None:
+    settings = told()
+    here = notifier.Notifier(settings, {}, notifier.Pace())
+    for one in ("token:gateway-1", "token:gateway-2", "token:gateway-1"):
+        assert here.bury_record(None, message(one, "telex"), "a test")
+    first, second = notifier.dead_letters(settings)
+    assert {json.loads(first.value)["id"], json.loads(second.value)["id"]} == {"token:gateway-1", "token:gateway-2"}
+    assert first.key.startswith("telex/token:**********#") and "gateway" not in first.key + second.key
+
+
 def test_replay_of_a_letter_that_was_said_meanwhile_says_nothing(told, world, start) -> None:
     settings = told()
     running(start, settings)
