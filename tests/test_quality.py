@@ -357,6 +357,13 @@ def test_gate(verdicts, reasons):
     assert decided.passed == (not reasons)
 
 
+@pytest.mark.parametrize(("failed", "passes"), [("warning", True), ("critical", False)])
+def test_warning_that_shares_its_name_with_a_critical_check_blocks_nothing(failed, passes):
+    pair = [expect("ExpectX", column="a", min_value=1), expect("ExpectX", column="a", max_value=9, severity="warning")]
+    verdicts = [said(c.name, "failed" if c.severity == failed else "passed", c.severity) for c in pair]
+    assert quality.gate(hourly_traffic, pair, verdicts).passed == passes
+
+
 def test_one_check_declared_twice_must_run_twice():
     decided = quality.gate(hourly_traffic, [FIRST, FIRST], [said("ExpectX a")])
     assert decided.reasons == ('hourly_traffic: 2 checks were expected and 1 ran; missing: "ExpectX a"',)
