@@ -233,6 +233,51 @@ def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, f
     assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
 
 
+NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE}), {"hourly_traffic": DONE}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state", "says"),
+    [
+        (
+            ("staged", [], {"daily_traffic": PASSED, "hourly_traffic": FAILED}),
+            ("published", ["site_daily_traffic"], {"site_daily_traffic": DONE}),
+            "published in part",
+            "1 table of run first may not be published; readers have what second published.",
+        ),
+        (
+            ("failed", [], {}),
+            ("published", ["hourly_traffic"], MENDED),
+            "failed",
+            "Run first failed: disk full; readers have what second published.",
+        ),
+        (
+            NIGHT,
+            ("staged", ["hourly_traffic"], {"hourly_traffic": PASSED}),
+            "published",
+            "Settled by run first: night. Run second waits to be published.",
+        ),
+        (NIGHT, ("failed", ["hourly_traffic"], {}), "published", "Settled by run first: night."),
+        (NIGHT, ("rolled back", ["hourly_traffic"], {"hourly_traffic": PASSED}), "published", "Settled by run first: night."),
+        (NIGHT, ("published", ["hourly_traffic"], MENDED), "published", "Settled by run first: night; run second: mended."),
+        (NIGHT, ("published", [], NIGHT[2]), "published", "Settled by run second: mended."),
+        (
+            NIGHT,
+            ("staged", [], {"daily_traffic": PASSED, "hourly_traffic": FAILED}),
+            "held back",
+            "1 table of run second may not be published; readers have what first published.",
+        ),
+    ],
+)
+def test_each_table_stands_as_the_newest_run_left_it_that_computed_it(settings, first, second, state, says):
+    for number, (name, reason, (was, only, tables)) in enumerate([("first", "night", first), ("second", "mended", second)]):
+        done = {"published": f"2024-11-21T00:1{number}:00+00:00"}
+        at = {n: t | done if "published" in t else t for n, t in tables.items()}
+        save(settings, name, [DAY], number, at, state=was, only=only, reason=reason, note="disk full")
+    found = engine.stands(settings, CATALOG, DAY)
+    assert (found.state, found.says) == (state, says)
+
+
 def test_a_blocked_day_has_its_report_with_the_last_good_one_and_the_failed_checks(settings):
     publish(settings, "old", {BEFORE: {"/": [30]}})
     for name in VIEWS:

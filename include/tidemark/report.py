@@ -249,41 +249,54 @@ def length(span: timedelta | None) -> str:
 
 
 def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
-    """How a day stands, by the records of runs."""
+    """How a day stands, by the records of runs; of each table by that of the newest run which has computed it."""
     runs = [r for r in lake.runs(settings) if str(day) in r.days and r.state != "dropped"]
     settle = f'`tidemark settle --day {day} --reason "…"`, then `tidemark publish` with the name that it prints'
     click = f"or in Airflow: DAG `nightly`, the run of {day}, Clear"
     if not runs:
         return Standing("not settled", "No run has settled this day; readers have it live.", follows=(settle, click))
     run, derived = runs[-1], {d.name for d in catalog.derived}
-    origins = sorted({r.id for r in runs for t in r.tables.values() if t.get("published")})
-    have = f"readers have what {' and '.join(origins)} published" if origins else "readers have the day live"
-    failed = {n: t.get("reasons", []) for n, t in run.tables.items() if t.get("gate") not in (None, "passed")}
-    forced = {n: t["forced"]["reason"] for n, t in run.tables.items() if t.get("forced")}
+    whole = next((r for r in reversed(runs) if not r.only), run)  # of a run of some tables the others know nothing
+    newest = {n: (r, t) for r in runs if r.state not in ("running", "failed") for n, t in r.tables.items()}
+    said = [(t["published"], n, r) for r in runs for n, t in r.tables.items() if t.get("published")]
+    origin = {n: r for _, n, r in sorted(said, key=lambda one: one[0])}
+    origins = [r for r in runs if r in origin.values()]
+    have = f"readers have what {' and '.join(r.id for r in origins)} published" if origins else "readers have the day live"
+    failed = {n: t.get("reasons", []) for n, (_, t) in newest.items() if t.get("gate") not in (None, "passed")}
+    forced = {n: t["forced"]["reason"] for n, (_, t) in newest.items() if t.get("forced")}
     mine = {n: [f"{n} was published all the same: {reason}"] for n, reason in forced.items()}
-    over = {n: [*reasons, *mine.get(n, [])] for n, reasons in failed.items() if run.tables[n].get("published")}
+    over = {n: [*reasons, *mine.get(n, [])] for n, reasons in failed.items() if newest[n][1].get("published")}
     held = {n: reasons for n, reasons in failed.items() if n not in over}
-    done = [n for n, t in run.tables.items() if t.get("published")]
-    waiting = [n for n in run.tables if n in derived and n not in (*done, *held)]
+    done = [n for n, (_, t) in newest.items() if t.get("published")]
+    waiting = [n for n in newest if n in derived and n not in (*origin, *held)]
+
+    def of(names: Iterable[str]) -> list[str]:
+        return sorted({newest[n][0].id for n in names})
 
     def standing(state: str, says: str, *follows: str, bad: bool = True) -> Standing:
         return Standing(state, says, bad, follows, run, held, over)
 
     if run.state == "running":
         return standing("being settled", f"Run {run.id} is at work on it; {have}.", "`tidemark runs`")
-    if run.state == "failed":
-        return standing("failed", f"Run {run.id} failed: {run.note}; {have}.", f"mend the cause, then {settle}", click)
-    if run.state == "rolled back":
-        return standing("taken back", f"Run {run.id} was taken back: {run.note}; {have}.", settle, click)
+    if whole.state == "failed":
+        return standing("failed", f"Run {whole.id} failed: {whole.note}; {have}.", f"mend the cause, then {settle}", click)
+    if whole.state == "rolled back":
+        return standing("taken back", f"Run {whole.id} was taken back: {whole.note}; {have}.", settle, click)
     if held:
-        rows = f"SELECT table_name, check_name, observed, sample FROM verdicts WHERE run = '{run.id}' AND outcome <> 'passed'"
+        these = " OR ".join(f"run = '{one}'" for one in of(held))
+        rows = f"SELECT table_name, check_name, observed, sample FROM verdicts WHERE ({these}) AND outcome <> 'passed'"
         state = "published in part" if done else "held back"
-        says = f"{many(len(held), 'table')} of run {run.id} may not be published; {have}."
+        says = f"{many(len(held), 'table')} of run {' and '.join(of(held))} may not be published; {have}."
         return standing(state, says, f'`tidemark query "{rows}"`', f"mend the cause, then {settle}", click)
     if waiting:
-        says = f"Run {run.id} has passed its checks, and {many(len(waiting), 'table')} of it wait to be published; {have}."
-        return standing("not published", says, f"`tidemark publish {run.id}`", click)
-    return standing("published", f"Settled by run {run.id}: {run.reason}.", bad=bool(over))
+        says = (
+            f"Run {' and '.join(of(waiting))} has passed its checks, and {many(len(waiting), 'table')} of it wait to be published"
+        )
+        return standing("not published", f"{says}; {have}.", *(f"`tidemark publish {one}`" for one in of(waiting)), click)
+    says = "; ".join(f"run {r.id}: {r.reason}" for r in origins or [run])
+    undecided = of(n for n, (r, _) in newest.items() if r.state == "staged")
+    more = f" Run {' and '.join(undecided)} waits to be published." if undecided else ""
+    return standing("published", f"Settled by {says}.{more}", bad=bool(over))
 
 
 # --------------------------------------------------------------------------------------------------------------- traffic
