@@ -333,6 +333,15 @@ def test_why_a_person_published_over_a_check_is_in_the_report(settings):
     ]
 
 
+def test_failed_check_of_a_topic_that_a_person_took_over_holds_nothing_back(settings):
+    failed = {"gate": "failed", "reasons": ['page_views: "each record stands once" failed on 2 rows']}
+    forced = {"forced": {"checks": ["each record stands once"], "reason": "they are the same"}}
+    save(settings, "new", [DAY], tables={"daily_traffic": DONE, "page_views": failed | forced})
+    found = engine.stands(settings, CATALOG, DAY)
+    assert (found.state, found.held) == ("published", {})
+    assert found.over == {"page_views": [*failed["reasons"], "page_views was published all the same: they are the same"]}
+
+
 def test_an_empty_lake_has_its_report(settings):
     page = report(settings, CATALOG, DAY)
     assert rows(page, "The stream now") == [[s, "never ran", "–", "–", "–", "–"] for s in ("main", "alarms")]

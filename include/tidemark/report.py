@@ -265,9 +265,12 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     failed = {n: t.get("reasons", []) for n, (_, t) in newest.items() if t.get("gate") not in (None, "passed")}
     forced = {n: t["forced"]["reason"] for n, (_, t) in newest.items() if t.get("forced")}
     mine = {n: [f"{n} was published all the same: {reason}"] for n, reason in forced.items()}
-    over = {n: [*reasons, *mine.get(n, [])] for n, reasons in failed.items() if newest[n][1].get("published")}
-    held = {n: reasons for n, reasons in failed.items() if n not in over}
     done = [n for n, (_, t) in newest.items() if t.get("published")]
+    # A topic is never published: what was taken over of it is, with the first table of its run.
+    ran = {newest[n][0].id for n in done}
+    done += [n for n in forced if n not in derived and newest[n][0].id in ran]
+    over = {n: [*reasons, *mine.get(n, [])] for n, reasons in failed.items() if n in done}
+    held = {n: reasons for n, reasons in failed.items() if n not in over}
     waiting = [n for n in newest if n in derived and n not in (*origin, *held)]
 
     def of(names: Iterable[str]) -> list[str]:
