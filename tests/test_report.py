@@ -426,6 +426,27 @@ def test_live_against_settled_is_apart_by_cause(settings, more, sentence):
     assert ("says bad" in section(page, "Live against settled")) == bool(more.get("unexplained"))
 
 
+def test_view_that_is_never_live_is_not_held_against_what_was_live(settings):
+    save(settings, "new", [DAY])
+    compared(
+        settings, "new", {"table": "hourly_traffic"}, {"table": "study_days", "missing": 24, "late": None, "unexplained": None}
+    )
+    page = report(settings, CATALOG, DAY)
+    assert [row[0] for row in rows(page, "Live against settled")] == ["hourly_traffic"]
+    assert says(page, "Live against settled") == "Every row that readers had is as run new has settled it."
+
+
+def test_rows_that_nobody_asked_about_are_not_said_to_be_explained(settings):
+    save(settings, "new", [DAY])
+    none = {"changed": 2, "late": None, "unexplained": None}
+    compared(settings, "new", {"table": "hourly_traffic", **none}, {"table": "daily_traffic", **none})
+    assert "Unexplained rows" not in report(settings, CATALOG, DAY).read_text()
+    save(settings, "newer", [DAY], 1)
+    compared(settings, "newer", {"table": "hourly_traffic", **none}, {"table": "daily_traffic", "changed": 1, "late": 1})
+    page = report(settings, CATALOG, DAY)
+    assert says(page, "Live against settled") == "3 of 48 rows differ from what readers had."
+
+
 def event(offset: int, at: datetime, reject: str | None = None, partition: int = 0) -> dict[str, Any]:
     kafka = {"partition": partition, "offset": offset, "timestamp": at, "value": b"{}"}
     return {"viewed_at": None if reject else at, "kafka": kafka, "reject": reject, "day": at.date()}

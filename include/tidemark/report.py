@@ -451,22 +451,24 @@ def differences(settings: Settings, catalog: Catalog, day: date, run: lake.Run |
 
     if run is None:
         return Section("No run has settled the day, so nothing was compared.")
-    found = [d for d in compare.kept(settings, run) or [] if d.day == day and d.table in catalog.views]
+    live = {v.name for v in catalog.views.values() if v.refresh}  # of the others readers have nothing before the night
+    found = [d for d in compare.kept(settings, run) or [] if d.day == day and d.table in live]
     if not found:
-        return Section(f"Run {run.id} has compared no view.")
+        return Section(f"Run {run.id} has compared no live view.")
     differ, total = sum(d.changed + d.missing + d.extra for d in found), many(sum(d.rows for d in found), "row")
-    unexplained = sum(d.unexplained or 0 for d in found)
+    asked = [d.unexplained for d in found if d.unexplained is not None]
+    unexplained = sum(asked)
     says = f"Every row that readers had is as run {run.id} has settled it."
     if unexplained:
         says = f"{differ:,} of {total} differ from what readers had. Late events do not explain {unexplained:,} of them: "
         says += f"tidemark compare {run.id} shows some."
     elif differ:
         says = f"{differ:,} of {total} differ from what readers had."
-        says += " Late events explain all of them." if any(d.late for d in found) else ""
+        says += " Late events explain all of them." if sum(d.late or 0 for d in found) == differ else ""
     rows = [[d.table, *(number(getattr(d, name)) for name in compare.COUNTS)] for d in found]
     figures = [Figure(d.table, day, "", name, getattr(d, name)) for d in found for name in compare.COUNTS]
     tables = [Table(("view", *compare.COUNTS), rows, compare.COUNTS)]
-    tile = Tile("Unexplained rows", number(unexplained), [f"{differ:,} rows differ"], bool(unexplained))
+    tile = Tile("Unexplained rows", number(unexplained), [f"{differ:,} rows differ"], bool(unexplained)) if asked else None
     return Section(says, bool(unexplained), tables=tables, figures=figures, tile=tile)
 
 
