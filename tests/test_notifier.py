@@ -6,6 +6,7 @@ import json
 import logging
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from platforms import SECRET, TOKENS, Platforms, Trick, errcode, garbage, status
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
-from tidemark import airflow, notifier, notify
+from tidemark import airflow, kafka, notifier, notify
 from tidemark.notifier import Letter, Pace, Robot, RobotWrong, Sent, Target
 from tidemark.notify import Message
 from tidemark.settings import Settings
@@ -465,6 +466,28 @@ def test_id_is_forgotten_when_the_topic_forgets_it(settings: Settings) -> None:
     assert sent.state(message("m1", "wecom")) == "said"
     sent.remember({"id": "now", "platform": "wecom", "state": "said", "attempt": "b"}, time.time())
     assert (sent.state(message("m1", "wecom")), len(sent.states)) == ("", 1)
+
+
+def test_letter_that_kafka_does_not_take_lies_there_once_it_does(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then its offset is not committed, and neither the count nor the log has it among the dead letters.
+
+    bury ──▶ not taken      ──▶ taken, committed
+    """
+    took = iter([kafka.Delivery(sent=1, failed=1, errors=["timed out"]), kafka.Delivery(sent=1, delivered=1)])
+    monkeypatch.setattr(kafka, "produce", lambda *_, **__: next(took))
+    here = notifier.Notifier(settings, {"dingtalk": Robot("dingtalk", SecretStr("https://h/?access_token=t"))}, QUICK)
+    (settings.state / "notify").mkdir(parents=True)
+    here.member.out["notify", 0], here.member.finished["notify", 0] = OrderedDict({7: None}), set()
+    record = notifier.Record(0, 7, datetime.now(UTC), None, b"", (), "notify")
+    found = []
+    with capture_logs() as events:
+        here.bury([Letter(message("m1"), record=record)], "a test")
+        for _ in range(2):
+            here.look_due = 0.0
+            here.beside()
+            said = sum(event["event"] == "a message went to the dead letters" for event in events)
+            found.append((here.targets["dingtalk"].count.buried, said, here.member.ready.get(("notify", 0))))
+    assert found == [(0, 0, None), (1, 1, 8)]
 
 
 # ----------------------------------------------------------------------------------------------------------- its end

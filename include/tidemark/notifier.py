@@ -612,7 +612,6 @@ class Target:
             if answer.outcome == "refused":
                 self.sent.note(messages, "refused", attempt, now=False)
             self.bury(fresh, because)
-            self.count.buried += len(fresh)
             return
         self.sent.note(messages, "said", attempt, now=in_kafka)
         self.done(fresh)
@@ -684,6 +683,7 @@ class Notifier:
             settings, GROUP, [NOTIFY.name], most=1_000_000, assigned=self.assigned, revoked=self.revoked
         )  # a robot's queue has a limit of its own, and no robot's shall hold up another's
         self.spooled: set[Path] = set()
+        self.unburied: deque[tuple[Record | None, Path | None, Message | None, str]] = deque()
         self.beat_due = self.look_due = 0.0
         self.started = False
 
@@ -723,6 +723,7 @@ class Notifier:
         if now >= self.look_due:
             self.look_due = now + LOOK
             self.relay()
+            self.lay()
             if self.sent.owed:
                 self.sent.flush()
         if now >= self.beat_due:
@@ -740,6 +741,9 @@ class Notifier:
     def revoked(self, shares: list[Share]) -> None:
         for target in self.targets.values():
             target.let_go()
+        for _ in range(len(self.unburied)):  # what came from Kafka comes again, here or elsewhere
+            if (one := self.unburied.popleft())[0] is None:
+                self.unburied.append(one)
 
     def receive(self, record: Record) -> None:
         try:
@@ -747,8 +751,7 @@ class Notifier:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            if self.bury_record(record, None, f"not a message: {where + ': ' if where else ''}{first['msg']}"):
-                self.member.done(record)
+            self.unburied.append((record, None, None, f"not a message: {where + ': ' if where else ''}{first['msg']}"))
             return
         self.queue(Letter(message, record=record))
 
@@ -769,19 +772,28 @@ class Notifier:
 
     def done(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            if letter.record:
-                self.member.done(letter.record)
-            if letter.path:
-                letter.path.unlink(missing_ok=True)
-                self.spooled.discard(letter.path)
+            self.done_with(letter.record, letter.path)
+
+    def done_with(self, record: Record | None, path: Path | None) -> None:
+        if record:
+            self.member.done(record)
+        if path:
+            path.unlink(missing_ok=True)
+            self.spooled.discard(path)
 
     def bury(self, letters: Sequence[Letter], because: str) -> None:
-        """Lay letters into the dead-letter topic, then be done with them. What Kafka does not take stays where it was."""
-        for letter in letters:
-            if self.bury_record(letter.record, letter.message, because):
-                self.done([letter])
-            elif letter.path:
-                self.spooled.discard(letter.path)  # it is looked at again
+        """Have letters laid into the dead-letter topic, soon; until they lie there, they stay where they were."""
+        self.unburied.extend((letter.record, letter.path, letter.message, because) for letter in letters)
+
+    def lay(self) -> None:
+        """Lay down what is to be buried, for a moment, and be done with it. What Kafka does not take is the last next time."""
+        until = time.monotonic() + LOOK
+        while self.unburied and time.monotonic() < until:
+            record, path, message, because = one = self.unburied.popleft()
+            if not self.bury_record(record, message, because):
+                self.unburied.append(one)
+                return
+            self.done_with(record, path)
 
     def bury_record(self, record: Record | None, message: Message | None, because: str) -> bool:
         """One dead letter: the bytes as they came but for our own secrets, and why, where from and when beside."""
@@ -794,15 +806,19 @@ class Notifier:
         because = notify.masked(because, self.hidden)
         headers = {"because": because, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         headers |= {"from": f"{record.topic}/{record.partition}/{record.offset}"} if record else {}
-        log.error("a message went to the dead letters", id=whole, because=because)
         event = Event(value, key=whole, headers={n: v.encode() for n, v in headers.items()})
         try:
-            # Of a file it is tried again soon, and meanwhile nothing else would be said.
-            patience = kafka.PATIENCE if record else notify.PATIENCE
-            return kafka.produce(self.settings, DEAD_LETTERS, [event], patience=patience, options=notify.AT_ONCE).complete
+            done = kafka.produce(self.settings, DEAD_LETTERS, [event], patience=notify.PATIENCE, options=notify.AT_ONCE)
+            wrong = "; ".join(done.errors)
         except Exception as error:
-            log.error("the dead letters cannot be written", because=type(error).__name__)
+            wrong = type(error).__name__
+        if wrong:
+            log.error("a message cannot be laid into the dead letters yet", id=whole, because=because, wrong=wrong)
             return False
+        log.error("a message went to the dead letters", id=whole, because=because)
+        if message and message.platform in self.targets:
+            self.targets[message.platform].count.buried += 1
+        return True
 
     def relay(self) -> None:
         """Put into the topic what waits in files; while Kafka is away, have it said without."""
@@ -840,6 +856,7 @@ class Notifier:
         for target in self.targets.values():
             if target.thread.is_alive():
                 target.thread.join(max(0.0, deadline - time.monotonic()))
+        self.lay()
         self.sent.flush()
 
     def beat(self, state: str) -> None:
