@@ -172,6 +172,17 @@ def test_keyword_is_there_once(kind: str, content: str, world: Platforms, post: 
     assert json.dumps(world.heard[0].body).count("tidemark") == 1
 
 
+@pytest.mark.parametrize("kind", ["text", "link", "markdown"])
+@pytest.mark.parametrize("title", ["Late", "x" * 300 + " tidemark"])
+def test_keyword_that_is_cut_off_is_put_behind(kind: str, title: str, world: Platforms, post: Post) -> None:
+    world.keyword = "tidemark"
+    post.target("dingtalk", keyword="tidemark")
+    post.send(message("m1", **{**CARD, "kind": kind}, title=title, content="x" * 10_000 + " tidemark"))
+    post.settled("m1")
+    assert post.buried == {}
+    assert json.dumps(world.heard[0].body).count("tidemark") == 1
+
+
 def test_keyword_that_nobody_told_us_is_a_dead_letter_that_says_so(world: Platforms, post: Post) -> None:
     world.keyword = "tidemark"
     post.target("dingtalk")

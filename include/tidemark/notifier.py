@@ -194,10 +194,17 @@ def cut(text: str, most: int) -> str:
     return text.encode()[: most - 3].decode("utf-8", "ignore") + "…"
 
 
-def fitted(text: str, most: int, *after: str) -> str:
-    """A text with what must not be lost behind it, on lines of their own, in `most` bytes."""
-    tail = "".join(f"\n{one}" for one in after if one)
-    return cut(text, max(3, most - len(tail.encode()))) + tail
+def fitted(robot: Robot, text: str, most: int, *after: str, beside: str = "") -> str:
+    """A text with what must not be lost behind it, on lines of their own, in `most` bytes.
+
+    The word that the robot asks for comes last where neither what is left of the text nor what stands `beside` it has it.
+    """
+    for word in ("", robot.keyword):
+        tail = "".join(f"\n{one}" for one in (*after, word) if one)
+        whole = cut(text, max(3, most - len(tail.encode()))) + tail
+        if robot.keyword in whole or robot.keyword in beside:
+            break
+    return whole
 
 
 def as_text(message: Message) -> str:
@@ -211,46 +218,40 @@ def as_markdown(message: Message) -> str:
     return "\n\n".join(filter(None, (heading, message.content, picture, link)))
 
 
-def keyword(robot: Robot, *texts: str) -> str:
-    """The word that the robot asks for, where no text has it."""
-    return "" if any(robot.keyword in text for text in texts) else robot.keyword
-
-
 def ding_at(message: Message) -> dict[str, Any]:
     numbers, people, everybody = mentioned(message)
     return {"atMobiles": numbers, "atUserIds": people, "isAtAll": everybody}
 
 
 def ding_text(robot: Robot, message: Message) -> dict[str, Any]:
-    text = as_text(message)
-    content = fitted(text, DING_MOST, message.link or "", keyword(robot, text))
+    content = fitted(robot, as_text(message), DING_MOST, message.link or "")
     return {"text": {"content": content}, "at": ding_at(message)}
 
 
 def ding_link(robot: Robot, message: Message) -> dict[str, Any]:
-    title = headline(message)
-    text = fitted(message.content or title, DING_MOST, keyword(robot, title, message.content))
-    return {"link": {"title": cut(title, 200), "text": text, "picUrl": message.picture or "", "messageUrl": message.link}}
+    title = cut(headline(message), 200)
+    text = fitted(robot, message.content or headline(message), DING_MOST, beside=title)
+    return {"link": {"title": title, "text": text, "picUrl": message.picture or "", "messageUrl": message.link}}
 
 
 def ding_markdown(robot: Robot, message: Message) -> dict[str, Any]:
     text, (numbers, people, _) = as_markdown(message), mentioned(message)
     title = headline(message)
     names = " ".join(f"@{one}" for one in (*numbers, *people))  # without its name in the text nobody is called
-    content = fitted(text, DING_MOST, names and f"\n{names}", keyword(robot, text))
+    content = fitted(robot, text, DING_MOST, names and f"\n{names}")
     return {"markdown": {"title": cut(title, 200), "text": content}, "at": ding_at(message)}
 
 
 def wecom_text(robot: Robot, message: Message) -> dict[str, Any]:
     numbers, people, everybody = mentioned(message)
-    text, all_of_them = as_text(message), ["@all"] if everybody else []
-    content = fitted(text, 2048, message.link or "", keyword(robot, text))
+    all_of_them = ["@all"] if everybody else []
+    content = fitted(robot, as_text(message), 2048, message.link or "")
     return {"text": {"content": content, "mentioned_list": [*people, *all_of_them], "mentioned_mobile_list": numbers}}
 
 
 def wecom_link(robot: Robot, message: Message) -> dict[str, Any]:
-    title = headline(message)
-    article = {"title": cut(title, 128), "description": fitted(message.content, 512, keyword(robot, title, message.content))}
+    title = cut(headline(message), 128)
+    article = {"title": title, "description": fitted(robot, message.content, 512, beside=title)}
     return {"news": {"articles": [article | {"url": message.link, "picurl": message.picture or ""}]}}
 
 
@@ -258,7 +259,7 @@ def wecom_markdown(robot: Robot, message: Message) -> dict[str, Any]:
     text, (numbers, people, everybody) = as_markdown(message), mentioned(message)
     # WeCom's markdown calls people by their ids alone; the others are named, and not called.
     names = " ".join([*(f"<@{one}>" for one in people), *(f"@{one}" for one in numbers), *(["@all"] if everybody else [])])
-    return {"markdown": {"content": fitted(text, 4096, names, keyword(robot, text))}}
+    return {"markdown": {"content": fitted(robot, text, 4096, names)}}
 
 
 DING_MOST = 9_000
