@@ -470,6 +470,24 @@ def test_minute_goes_on_after_a_restart(world: Platforms, post: Post) -> None:
     assert 0.3 < time.monotonic() - began < 5
 
 
+def test_minute_that_another_notifier_has_used_meanwhile_is_used(world: Platforms, post: Post) -> None:
+    """A partition that comes back, while this notifier's robot goes on; what it said itself counts once.
+
+    own   I               I
+    other   [ 2 said )  ^ the partition is back
+    """
+    target = post.target("dingtalk", Pace(rate=4))
+    post.send(message("m1"))
+    post.settled("m1")
+    for n in range(2):
+        noted = {"id": f"other{n}", "platform": "dingtalk", "state": "said", "attempt": f"a{n}"}
+        post.sent.remember(noted, time.time() - 20)
+    for _ in range(2):
+        target.start()
+        room, until = target.room()
+        assert room == 1 and 40 < until <= 42
+
+
 def test_id_is_forgotten_when_the_topic_forgets_it(settings: Settings) -> None:
     sent, long_ago = Sent(settings), time.time() - notifier.KEPT.total_seconds() - 60
     for n in range(100):

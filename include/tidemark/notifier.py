@@ -386,6 +386,8 @@ class Sent:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.lock, self.upto = settings, threading.Lock(), 0
+        self.own = uuid.uuid4().hex
+        """What the attempts of this notifier begin with."""
         self.states: dict[str, tuple[str, float]] = {}  # oldest first
         self.tries: dict[str, dict[str, float]] = {platform: {} for platform in PLATFORMS}
         self.owed: list[bytes] = []
@@ -416,11 +418,11 @@ class Sent:
             return self.states.get(f"{message.platform}/{message.id}", ("", 0.0))[0]
 
     def ages(self, platform: str, within: float) -> list[float]:
-        """How many seconds ago the last messages of a robot were tried, oldest first."""
+        """How many seconds ago the last messages of a robot were tried by other notifiers, oldest first."""
         now = time.time()
         with self.lock:
             self.tries[platform] = {name: at for name, at in self.tries[platform].items() if now - at < within}
-            return sorted((now - at for at in self.tries[platform].values()), reverse=True)
+            return sorted((now - at for n, at in self.tries[platform].items() if not n.startswith(self.own)), reverse=True)
 
     def note(self, messages: Iterable[Message], state: State, attempt: str, now: bool = True) -> None:
         """Remember, and tell the topic `now` or with the next; what Kafka does not take is told later."""
@@ -506,14 +508,18 @@ class Target:
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
         self.hush = threading.Event()  # end the pauses between tries
-        self.answered: deque[float] = deque()  # when the last messages were, by the monotonic clock
+        # When the last messages were, by the monotonic clock: its own, and those of other notifiers.
+        self.answered: deque[float] = deque()
+        self.others: deque[float] = deque()
         self.bytes = 0
         self.thread = threading.Thread(target=self.run, name=f"robot-{self.robot.platform}", daemon=True)
 
     def start(self) -> None:
+        """Begin, or go on: what others have said meanwhile has its share in the minute."""
         now = time.monotonic()
-        self.answered.extend(now - age for age in self.sent.ages(self.robot.platform, self.pace.minute))
-        self.thread.start()
+        self.others = deque(now - age for age in self.sent.ages(self.robot.platform, self.pace.minute))
+        if not self.thread.is_alive():
+            self.thread.start()
 
     def put(self, letter: Letter) -> bool:
         """Queue a letter; False where more waits already than is held."""
@@ -573,11 +579,12 @@ class Target:
 
     def room(self) -> tuple[int, float]:
         """How many messages the minute still takes, and in how many seconds it takes one more."""
-        now = time.monotonic()
-        while self.answered and self.answered[0] <= now - self.pace.minute:
-            self.answered.popleft()
-        until = self.answered[0] + self.pace.minute - now if self.answered else 0.0
-        return self.pace.rate - len(self.answered), until
+        now, both = time.monotonic(), (self.answered, self.others)
+        for times in both:
+            while times and times[0] <= now - self.pace.minute:
+                times.popleft()
+        first = min((times[0] for times in both if times), default=now - self.pace.minute)
+        return self.pace.rate - sum(map(len, both)), first + self.pace.minute - now
 
     def deliver(self, batch: Sequence[Letter]) -> None:
         """Say some letters, as one message, until it is said or given up. What is let go stays where it was."""
@@ -587,7 +594,7 @@ class Target:
             return
         messages = list({letter.message.id: letter.message for letter in fresh}.values())
         message = messages[0] if len(messages) == 1 else digest(messages)
-        attempt, in_kafka = uuid.uuid4().hex, any(letter.record for letter in fresh)
+        attempt, in_kafka = f"{self.sent.own}-{uuid.uuid4().hex}", any(letter.record for letter in fresh)
         retrying = Retrying(
             retry=retry_if_exception_type(NotSaid),
             stop=self.enough,
@@ -735,8 +742,7 @@ class Notifier:
         """This notifier speaks from now on. What the last one said it must know first, the minute's messages too."""
         self.sent.catch_up()
         for target in self.targets.values():
-            if not target.thread.is_alive():
-                target.start()
+            target.start()
         self.started = True
 
     def revoked(self, shares: list[Share]) -> None:
