@@ -519,6 +519,26 @@ def test_letter_that_kafka_does_not_take_lies_there_once_it_does(settings: Setti
     assert found == [(0, 0, None), (1, 1, 8)]
 
 
+def test_broker_that_goes_away_while_a_partition_comes_is_waited_for(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said before is read later, and nothing is said until it is known."""
+    here = notifier.Notifier(settings, {}, QUICK)
+    (settings.state / "notify").mkdir(parents=True)
+    here.member.out["notify", 0] = OrderedDict()
+    one = message("m1", "telex").model_dump_json().encode()
+    answers = iter([kafka.BrokerAway("no Kafka broker answers"), None])
+
+    def catch_up() -> None:
+        if error := next(answers):
+            raise error
+
+    monkeypatch.setattr(here.sent, "catch_up", catch_up)
+    here.assigned([("notify", 0)])
+    here.receive(notifier.Record(0, 7, datetime.now(UTC), None, one, (), "notify"))
+    assert (here.started, len(here.unburied)) == (False, 0)
+    here.beside()
+    assert (here.started, len(here.unburied)) == (True, 1)
+
+
 # ----------------------------------------------------------------------------------------------------------- its end
 
 

@@ -386,8 +386,7 @@ class Sent:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.lock, self.upto = settings, threading.Lock(), 0
-        self.own = uuid.uuid4().hex
-        """What the attempts of this notifier begin with."""
+        self.own = uuid.uuid4().hex  # what the attempts of this notifier begin with
         self.states: dict[str, tuple[str, float]] = {}  # oldest first
         self.tries: dict[str, dict[str, float]] = {platform: {} for platform in PLATFORMS}
         self.owed: list[bytes] = []
@@ -692,8 +691,9 @@ class Notifier:
         )  # a robot's queue has a limit of its own, and no robot's shall hold up another's
         self.spooled: set[Path] = set()
         self.unburied: deque[tuple[Record | None, Path | None, Message | None, str]] = deque()
+        self.early: deque[Record] = deque()
         self.beat_due = self.look_due = 0.0
-        self.started = False
+        self.started = False  # whether it has the partition, and knows what was said before
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Work until told to stop. Raises `LeaseHeld`, `TopicMissing`, `BrokerRefused`."""
@@ -732,6 +732,8 @@ class Notifier:
             self.look_due = now + LOOK
             self.relay()
             self.lay()
+            if self.member.shares and not self.started:
+                self.begin()
             if self.sent.owed:
                 self.sent.flush()
         if now >= self.beat_due:
@@ -740,12 +742,25 @@ class Notifier:
 
     def assigned(self, shares: list[Share]) -> None:
         """This notifier speaks from now on. What the last one said it must know first, the minute's messages too."""
-        self.sent.catch_up()
+        self.started = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Where Kafka goes away in that moment, it is tried again; what it has given waits for it."""
+        try:
+            self.sent.catch_up()
+        except (kafka.BrokerAway, kafka.KafkaException) as error:
+            log.warning("what was said before cannot be read yet", because=" ".join(str(error).split()))
+            return
         for target in self.targets.values():
             target.start()
         self.started = True
+        while self.early:
+            self.receive(self.early.popleft())
 
     def revoked(self, shares: list[Share]) -> None:
+        self.started = False
+        self.early.clear()
         for target in self.targets.values():
             target.let_go()
         for _ in range(len(self.unburied)):  # what came from Kafka comes again, here or elsewhere
@@ -753,6 +768,9 @@ class Notifier:
                 self.unburied.append(one)
 
     def receive(self, record: Record) -> None:
+        if not self.started:
+            self.early.append(record)
+            return
         try:
             message = Message.model_validate_json(record.value or b"")
         except ValidationError as error:
