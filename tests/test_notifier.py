@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import ssl
 import time
 from collections import OrderedDict
@@ -685,3 +686,24 @@ def test_message_said_late_says_when_it_was_sent() -> None:
     assert said == "12 records\n(sent again: the last try may have been heard)\n(of 2026-11-19 12:00:05 UTC)"
     fresh = [Letter(message("m1"))]
     assert notifier.with_its_age(fresh[0].message, fresh) is fresh[0].message
+
+
+def test_message_that_waited_in_a_file_says_when_it_was_sent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Kafka or without: there it has the time at which the file was put into the topic."""
+    old = datetime(2026, 11, 19, 12, 0, 5, tzinfo=UTC)
+    put: list[kafka.Event] = []
+
+    def produce(_: Settings, topic: Any, events: list[kafka.Event], **__: Any) -> kafka.Delivery:
+        put.extend(events)
+        return kafka.Delivery(sent=1, delivered=1)
+
+    monkeypatch.setattr(kafka, "produce", produce)
+    path = notify.keep(settings, message("m1"))
+    os.utime(path, (old.timestamp(), old.timestamp()))
+    notifier.Notifier(settings, {}, QUICK).relay()
+    headers = tuple((name, str(value).encode()) for name, value in put[0].headers.items())
+    by_kafka = notifier.Record(0, 7, datetime.now(UTC), None, b"", headers, "notify")
+    for letter in (Letter(message("m1"), record=by_kafka), Letter(message("m1"), path=path, kept=old)):
+        assert notifier.with_its_age(letter.message, [letter]).content == "12 records\n(of 2026-11-19 12:00:05 UTC)"
+    wrong = replace(by_kafka, headers=(("kept", b"\xff"),))
+    assert Letter(message("m1"), record=wrong).at == wrong.timestamp

@@ -21,7 +21,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -460,6 +460,17 @@ class Letter:
     path: Path | None = None
     again: bool = False
     """Whether it may have been said before."""
+    kept: datetime | None = None
+    """Since when it has been in its file."""
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was sent: to Kafka, or into the file in which it waited for Kafka."""
+        if self.record is None:
+            return self.kept
+        with suppress(ValueError, OverflowError):
+            return datetime.fromisoformat((dict(self.record.headers).get("kept") or b"").decode()).astimezone(UTC)
+        return self.record.timestamp
 
     @property
     def size(self) -> int:
@@ -660,8 +671,8 @@ def with_its_age(message: Message, letters: Sequence[Letter]) -> Message:
     said = []
     if letters[0].again:
         said.append("(sent again: the last try may have been heard)")
-    if (record := letters[0].record) and datetime.now(UTC) - record.timestamp > timedelta(minutes=1):
-        said.append(f"(of {record.timestamp:%Y-%m-%d %H:%M:%S} UTC)")
+    if (at := letters[0].at) and datetime.now(UTC) - at > timedelta(minutes=1):
+        said.append(f"(of {at:%Y-%m-%d %H:%M:%S} UTC)")
     return message.model_copy(update={"content": "\n".join(filter(None, (message.content, *said)))}) if said else message
 
 
@@ -792,7 +803,7 @@ class Notifier:
             named = ", ".join(self.targets) or "none"
             self.bury([letter], f"there is no robot for platform {letter.message.platform[:100]!r}; there are: {named}")
             return
-        if not target.put(Letter(letter.message, letter.record, letter.path, again=state == "saying")):
+        if not target.put(replace(letter, again=state == "saying")):
             self.bury([letter], f"more than {HELD:,} bytes of messages waited for this robot")
 
     def done(self, letters: Sequence[Letter]) -> None:
@@ -851,25 +862,26 @@ class Notifier:
         for path in sorted(set(notify.unsent(self.settings).glob("*.json")) - self.spooled):
             try:
                 message = Message.model_validate_json(path.read_bytes())
+                kept = datetime.fromtimestamp(path.stat().st_mtime, UTC)
             except FileNotFoundError:
                 continue
             except ValidationError:
                 path.replace(path.with_suffix(".wrong"))
                 log.error("a file that holds no message is left aside", path=str(path.with_suffix(".wrong")))
                 continue
-            if there and (there := self.put(message)):
+            if there and (there := self.put(message, kept)):
                 path.unlink(missing_ok=True)
                 continue
             self.spooled.add(path)
             for target in self.targets.values():
                 if not target.thread.is_alive():
                     target.start()
-            self.queue(Letter(message, path=path))
+            self.queue(Letter(message, path=path, kept=kept))
 
-    def put(self, message: Message) -> bool:
+    def put(self, message: Message, kept: datetime) -> bool:
         try:
-            value = message.model_dump_json().encode()
-            return kafka.produce(self.settings, NOTIFY, [value], patience=notify.PATIENCE, options=notify.AT_ONCE).complete
+            event = Event(message.model_dump_json().encode(), headers={"kept": kept.isoformat()})
+            return kafka.produce(self.settings, NOTIFY, [event], patience=notify.PATIENCE, options=notify.AT_ONCE).complete
         except Exception:
             return False
 
