@@ -25,10 +25,12 @@ TOLD = 5
 """Deaths of a stream in one window, before somebody is told of them."""
 DRAINS = timedelta(minutes=3)
 """How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
+LEFT = timedelta(minutes=2)
+"""How long a stream that has drained and is wanted may wait for its own watcher to start it again."""
 
 
 class WatchStream(BaseOperator):
-    """Have a stream run, or adopt the one that does, and watch it for a window; the stream outlives the task.
+    """Have a stream run, or adopt the one that does, and watch it until its run is as old as the window; the stream outlives it.
 
     It is started again when it dies, or when it lives and its heartbeat is older than `TIDEMARK_STALE_AFTER`. Clearing or
     marking the task asks it to drain, however long its batch takes, and then it begins again. Wanted stopped (DAG `control`), it
@@ -42,7 +44,8 @@ class WatchStream(BaseOperator):
         self.stream, self.window, self.deaths = stream, window, deaths
 
     def execute(self, context: Context) -> None:
-        self.watch(datetime.now(UTC).timestamp() + self.window, died=0)
+        # Not from now on: the other streams' watchers end with the run, and only the next one has all of them again.
+        self.watch(context["dag_run"].start_date.timestamp() + self.window, died=0)
 
     def watch(self, until: float, died: int) -> None:
         from tidemark import local
@@ -97,7 +100,7 @@ class StreamTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         told, at = "", 0.0
-        alarms = Alarms(self.stream)
+        alarms, began = Alarms(self.stream), datetime.now(UTC)
         while True:
             now = datetime.now(UTC).timestamp()
             what, said = await asyncio.to_thread(look, self.stream)
@@ -109,7 +112,7 @@ class StreamTrigger(BaseTrigger):
             if what in ("failed", "ended", "stale"):
                 yield TriggerEvent({"what": what, "said": said})
                 return
-            if now >= self.until:
+            if now >= self.until or await asyncio.to_thread(left, self.stream, began):
                 yield TriggerEvent({"what": "over", "said": said})
                 return
             await asyncio.sleep(LOOK)
@@ -152,6 +155,22 @@ def look(stream: str) -> tuple[str, str]:
     if beat.get("state") == "stopped":
         return "ended", "drained, and wanted running"
     return "failed", beat.get("error") or "ended without a word"
+
+
+def left(stream: str, since: datetime) -> bool:
+    """Whether another stream has drained since then and nobody has started it again: its task was marked. The next run does,
+    and this one lasts for as long as one stream is watched."""
+    from tidemark import local
+    from tidemark.pipelines import CATALOG
+    from tidemark.settings import Settings
+
+    settings, now = Settings(), datetime.now(UTC)
+    for other in CATALOG.streams:
+        if other != stream and look(other)[0] == "ended":
+            drained = datetime.fromisoformat(local.status(settings, other)["heartbeat"]["at"])
+            if since < drained < now - LEFT:
+                return True
+    return False
 
 
 def line(beat: dict[str, Any], progress: dict[str, Any] | None) -> str:

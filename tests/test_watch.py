@@ -40,8 +40,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings()
 
 
-def heartbeat(settings: Settings, state: str, pid: int | None = None, ago: float = 0, error: str | None = None) -> None:
-    folder = settings.state / "main"
+def heartbeat(
+    settings: Settings, state: str, pid: int | None = None, ago: float = 0, error: str | None = None, stream: str = "main"
+) -> None:
+    folder = settings.state / stream
     folder.mkdir(parents=True, exist_ok=True)
     at = datetime.now(UTC) - timedelta(seconds=ago)
     said = {"pid": pid or os.getpid(), "state": state, "at": at.isoformat(), "error": error}
@@ -96,6 +98,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
+def run(began: float = 0) -> Any:
+    """What a task is told of its run, which began so many seconds ago."""
+    return {"dag_run": SimpleNamespace(start_date=datetime.now(UTC) - timedelta(seconds=began))}
+
+
 @pytest.fixture
 def watcher(plugins: SimpleNamespace) -> Any:
     return plugins.stream.WatchStream(task_id="watch", stream="main", window=60.0, deaths=2)
@@ -103,25 +110,35 @@ def watcher(plugins: SimpleNamespace) -> Any:
 
 def test_a_running_stream_is_adopted_and_no_other_started(watcher, config, started):
     heartbeat(config, "running")
-    found = deferred(lambda: watcher.execute({}))
+    found = deferred(lambda: watcher.execute(run()))
     assert (started, found.method_name, found.trigger.stream) == ([], "resume", "main")
     assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(60, abs=5)
 
 
+def test_a_watcher_that_begins_again_ends_with_its_run(watcher, config, started):
+    """
+    run          [0 ─────────────────── 60)
+    other task   [0 ─────────────────── 60)
+    this task              died, [50 ── 60)   and the next run watches both
+    """
+    found = deferred(lambda: watcher.execute(run(began=50)))
+    assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(10, abs=5)
+
+
 def test_a_stream_that_does_not_run_is_started(watcher, config, started):
-    deferred(lambda: watcher.execute({}))
+    deferred(lambda: watcher.execute(run()))
     assert started == ["main"]
 
 
 def test_a_stream_wanted_stopped_stays_so(watcher, config, started):
     local.want(config, "main", "stopped", "to look at the disk", "admin")
-    deferred(lambda: watcher.execute({}))
+    deferred(lambda: watcher.execute(run()))
     assert started == []
 
 
 def test_a_service_is_only_watched(watcher, config, started, monkeypatch):
     monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
-    deferred(lambda: watcher.execute({}))
+    deferred(lambda: watcher.execute(run()))
     assert started == []
 
 
@@ -210,7 +227,7 @@ def test_a_stream_whose_task_was_cleared_finishes_its_batch_is_adopted_and_then_
         asyncio.run(asyncio.wait_for(plugins.stream.StreamTrigger("main", 9e9).on_kill(), 30))
         wanted = local.wanted(config, "main")
         assert busy.alive() and (wanted["state"], wanted["again"], wanted["by"]) == ("running", True, "Airflow")
-        deferred(lambda: watcher.execute({}))
+        deferred(lambda: watcher.execute(run()))
         assert started == []
     finally:
         local.stop(config, "speed-main", patience=0)
@@ -248,6 +265,30 @@ def test_the_trigger_fires_at_the_window_s_end(plugins, config):
     progress(config, 41)
     found = fired(plugins.stream.StreamTrigger("main", 0.0))
     assert found["what"] == "over" and "batch 41" in found["said"]
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "wanted", "left"),
+    [
+        ("stopped", 130, "running", True),
+        ("stopped", 110, "running", False),  # its own task starts it
+        ("stopped", 130, "stopped", False),
+        ("stopped", 900, "running", False),  # before this watcher began, and so for it to start
+        ("running", 130, "running", False),
+    ],
+)
+def test_a_stream_that_nobody_starts_again_was_left(plugins, config, state, ago, wanted, left):
+    heartbeat(config, state, ago=ago)
+    local.want(config, "main", wanted, "the task was cleared or marked", "Airflow", again=True)
+    assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=10)) is left
+
+
+def test_a_watch_is_over_when_the_task_of_another_stream_was_marked(plugins, config, monkeypatch):
+    """The run ends then, and the next one watches both."""
+    monkeypatch.setattr(plugins.stream, "LEFT", timedelta(0))
+    heartbeat(config, "running")
+    heartbeat(config, "stopped", ago=-0.1, stream="alarms")
+    assert fired(plugins.stream.StreamTrigger("main", 9e9))["what"] == "over"
 
 
 # --------------------------------------------------------------------------------------------------------------- alarms
@@ -296,13 +337,13 @@ def test_few_rejects_are_no_surge(plugins, config):
 
 
 def test_unexplained_differences_are_told_by_view(plugins, config):
-    def run(**unexplained: int | None) -> Run:
+    def settled(**unexplained: int | None) -> Run:
         tables = {name: {"compare": {"rows": 5, "unexplained": n}} for name, n in unexplained.items()}
         return Run("settle-1", "staged", [], "", "", "0", tables=tables | {"page_views": {}})
 
-    plugins.tell.differences(run(hourly_traffic=0, page_panes=None))
+    plugins.tell.differences(settled(hourly_traffic=0, page_panes=None))
     assert told(config) == []
-    plugins.tell.differences(run(hourly_traffic=3, page_panes=None))
+    plugins.tell.differences(settled(hourly_traffic=3, page_panes=None))
     [said] = (config.state / "alerts.jsonl").read_text().splitlines()
     assert json.loads(said)["title"] == "hourly_traffic (3 rows) differ from what was live"
 
