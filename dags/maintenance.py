@@ -1,4 +1,4 @@
-"""Once a day: small files merged, what is kept no longer deleted, Airflow's own database tidied."""
+"""Once a day: small files merged, what is kept no longer deleted, Airflow's own database and logs tidied."""
 
 from datetime import datetime, timedelta
 
@@ -77,7 +77,7 @@ def maintenance() -> None:
 
     @task
     def airflow_database() -> None:
-        """Runs, logs and XComs older than sixty days."""
+        """Runs, XComs and who did what, older than sixty days."""
         from datetime import UTC
 
         from tidemark import airflow
@@ -85,11 +85,29 @@ def maintenance() -> None:
         before = (datetime.now(UTC) - KEEP_AIRFLOW).isoformat()
         airflow.command(SETTINGS, "db", "clean", "--clean-before-timestamp", before, "--skip-archive", "--yes", seconds=600)
 
+    @task
+    def airflow_logs() -> int:
+        """What tasks and Airflow's processes logged more than sixty days ago: its own tidying leaves the files."""
+        import os
+        import time
+        from contextlib import suppress
+
+        from tidemark import airflow
+
+        old = time.time() - KEEP_AIRFLOW.total_seconds()
+        logs = [f for f in (airflow.home(SETTINGS) / "logs").rglob("*") if f.is_file() and f.stat().st_mtime < old]
+        for log in logs:
+            log.unlink()
+            with suppress(OSError):  # it holds younger ones
+                os.removedirs(log.parent)
+        return len(logs)
+
     expire() >> sweep()
     logs()
     compact()
     docs()
     airflow_database()
+    airflow_logs()
 
 
 maintenance()

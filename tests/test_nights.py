@@ -328,17 +328,41 @@ def test_what_spark_starts_for_a_replay_refuses_to_be_the_second(settings: Setti
 # --------------------------------------------------------------------------------------------------------------- upkeep
 
 
-def test_pages_of_validations_older_than_sixty_days_are_deleted_and_no_others(
-    in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = settings.home / "docs" / "validations" / "visits" / "settle-1"
-    pages.mkdir(parents=True)
-    for name, age in (("old.html", 61), ("young.html", 59)):
-        (pages / name).touch()
-        at = (datetime.now(UTC) - timedelta(days=age)).timestamp()
-        os.utime(pages / name, (at, at))
+@pytest.fixture
+def upkeep(in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """What a task of `maintenance` does in this home, by its name."""
     monkeypatch.setenv("TIDEMARK_HOME", str(settings.home))
     monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
-    maintenance = runpy.run_path(str(airflow.ROOT / "dags" / "maintenance.py"))["maintenance"]
-    assert maintenance().get_task("docs").python_callable() == 1
+    maintenance = runpy.run_path(str(airflow.ROOT / "dags" / "maintenance.py"))["maintenance"]()
+    return lambda task: maintenance.get_task(task).python_callable()
+
+
+def aged(file: Path, days: int) -> Path:
+    """A file that was written last so many days ago."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    at = (datetime.now(UTC) - timedelta(days=days)).timestamp()
+    os.utime(file, (at, at))
+    return file
+
+
+def test_pages_of_validations_older_than_sixty_days_are_deleted_and_no_others(
+    upkeep: Callable[[str], Any], settings: Settings
+) -> None:
+    pages = settings.home / "docs" / "validations" / "visits" / "settle-1"
+    for name, age in (("old.html", 61), ("young.html", 59)):
+        aged(pages / name, age)
+    assert upkeep("docs") == 1
     assert [page.name for page in pages.iterdir()] == ["young.html"]
+
+
+def test_logs_of_airflow_older_than_sixty_days_are_deleted_with_the_folders_that_they_leave_empty(
+    upkeep: Callable[[str], Any], settings: Settings
+) -> None:
+    logs = airflow.home(settings) / "logs"
+    old = aged(logs / "dag_id=nightly" / "run_id=old" / "task_id=wait" / "attempt=1.log", 61)
+    young = aged(logs / "dag_id=nightly" / "run_id=young" / "task_id=wait" / "attempt=1.log", 59)
+    beside = aged(young.with_name("attempt=0.log"), 61)
+    kept = aged(airflow.home(settings) / "pools.json", 61)
+    assert upkeep("airflow_logs") == 2
+    assert (old.parents[1].exists(), beside.exists(), young.exists(), kept.exists()) == (False, False, True, True)
