@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from airflow.sdk import BaseOperator
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tell import Alarms, tell
@@ -81,9 +80,11 @@ class WatchStream(BaseOperator):
             if died >= self.deaths:
                 end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
                 raise RuntimeError(f"stream {self.stream} died {died} times in one window; the end of {log}:\n{end}")
-        if event["what"] == "stale":
-            with suppress(ProcessLookupError):
-                os.kill(local.status(settings, self.stream)["heartbeat"]["pid"], signal.SIGKILL)
+        if event["what"] == "stale" and look(self.stream)[0] == "stale":  # while this task waited, another one may have begun
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                silent = psutil.Process(local.status(settings, self.stream)["heartbeat"]["pid"])
+                silent.kill()
+                silent.wait(10)  # else it is adopted while it ends
         self.watch(until, died)
         raise AssertionError("watch defers")
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -165,15 +164,20 @@ def test_a_stream_that_dies_again_and_again_is_told_of_once_and_started_all_the_
     assert (started, told(config)) == (["main"] * 11, ["stream_down"])
 
 
-def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watcher, config, started):
-    silent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+DEAF = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait(600)"
+
+
+@pytest.mark.parametrize(("ago", "killed"), [(0.9, True), (-60, False)], ids=["still silent", "another one beats by now"])
+def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watcher, config, started, monkeypatch, ago, killed):
+    monkeypatch.setenv("TIDEMARK_STALE_AFTER", "0 seconds")
+    silent = local.start(config, "speed-main", [sys.executable, "-c", DEAF])
     try:
-        heartbeat(config, "stopped", silent.pid)
+        heartbeat(config, "running", silent.pid, ago)
         again = deferred(lambda: watcher.resume({}, {"what": "stale", "said": "silent"}, until=9e9, died=1))
-        assert silent.wait(10) == -9
-        assert (started, again.kwargs["died"]) == (["main"], 1)
+        assert silent.alive() is not killed
+        assert (started, again.kwargs["died"]) == (["main"] if killed else [], 1)
     finally:
-        silent.kill()
+        local.stop(config, "speed-main", patience=0)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +224,7 @@ def test_a_stream_whose_task_was_cleared_finishes_its_batch_is_adopted_and_then_
     plugins, watcher, config, started, monkeypatch, backend
 ):
     monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", backend)
-    deaf = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait(600)"
-    busy = local.start(config, "speed-main", [sys.executable, "-c", deaf])
+    busy = local.start(config, "speed-main", [sys.executable, "-c", DEAF])
     try:
         heartbeat(config, "running", busy.pid)
         asyncio.run(asyncio.wait_for(plugins.stream.StreamTrigger("main", 9e9).on_kill(), 30))
