@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,8 +47,26 @@ def differences(run: Any) -> None:
 async def night_is_late(context: dict[str, Any] | None = None, **_: Any) -> None:
     """The deadline of `nightly` has passed. Runs in the triggerer. Days of a backfill wait for each other, and are not late."""
     run = (context or {}).get("dag_run", {})  # as the REST API shows one
-    if run.get("run_type") != "backfill":
+    if run.get("run_type") != "backfill" and await asyncio.to_thread(unpublished, run):
         await asyncio.to_thread(tell, "nightly_late", "A night is late", f"run {run.get('dag_run_id')}")
+
+
+def unpublished(run: Mapping[str, Any]) -> bool:
+    """Whether a view has no publication of a night's day, though it was over when the night was asked for."""
+    from tidemark import lake
+    from tidemark.pipelines import CATALOG
+    from tidemark.settings import Settings
+
+    settings = Settings()
+
+    def on(at: str) -> date:
+        return datetime.fromisoformat(at).astimezone(settings.tz).date()
+
+    asked, begins = (run["conf"] or {}).get("day"), run["data_interval_start"]
+    day = date.fromisoformat(asked) if asked else begins and on(begins)
+    if not day or day >= on(run["queued_at"]):
+        return False  # it was refused, and whoever asked was told
+    return any(day not in lake.settled_days(settings, lake.table(settings, view)) for view in CATALOG.views.values())
 
 
 class Alarms:

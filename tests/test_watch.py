@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tidemark import local
+from tidemark import lake, local
 from tidemark.lake import Run
+from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
@@ -359,10 +360,32 @@ def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
     assert json.loads(said)["what"] == what and "pv < uv" in said and "r1" in said
 
 
-def test_a_night_past_its_deadline_is_told_and_a_backfill_s_days_are_not_late(plugins, config):
-    for run_type in ("backfill", "scheduled"):
-        asyncio.run(plugins.tell.night_is_late(context={"dag_run": {"dag_run_id": f"{run_type}-1", "run_type": run_type}}))
-    assert told(config) == ["nightly_late"] and "scheduled-1" in (config.state / "alerts.jsonl").read_text()
+VIEWS = list(CATALOG.views)
+D19 = {"data_interval_start": "2026-11-19T00:00:00Z", "queued_at": "2026-11-20T00:00:01Z"}
+
+
+@pytest.mark.parametrize(
+    ("run", "published", "late"),
+    [
+        (D19, [], True),
+        (D19, VIEWS[1:], True),
+        (D19, VIEWS, False),
+        (D19 | {"run_type": "backfill"}, [], False),
+        (D19 | {"data_interval_start": "2026-11-18T23:00:00Z"}, VIEWS, True),  # of the day before, which is not published
+        ({"conf": {"day": "2026-11-19"}, "queued_at": "2026-11-23T09:00:00Z"}, [], True),
+        ({"conf": {"day": "2026-11-19"}, "queued_at": "2026-11-23T09:00:00Z"}, VIEWS, False),
+        ({"conf": {"day": "2026-11-19"}, "queued_at": "2026-11-19T23:59:59Z"}, [], False),  # the form was refused
+        ({"conf": {"day": None}, "queued_at": "2026-11-23T09:00:00Z"}, [], False),
+    ],
+)
+def test_a_night_past_its_deadline_is_told_where_its_day_was_over_and_is_not_published(plugins, config, run, published, late):
+    settled = Run("settle-1", "published", ["2026-11-19"], "by hand", NOW.isoformat(), "0")
+    settled.tables = {name: {"published": NOW.isoformat()} for name in published}
+    lake.save(config, settled)
+    shown = {"dag_run_id": "night-1", "run_type": "scheduled", "conf": {}, "data_interval_start": None} | run
+    asyncio.run(plugins.tell.night_is_late(context={"dag_run": shown}))
+    assert told(config) == (["nightly_late"] if late else [])
+    assert not late or "night-1" in (config.state / "alerts.jsonl").read_text()
 
 
 # ----------------------------------------------------------------------------------------------------------------- days

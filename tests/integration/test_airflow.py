@@ -377,7 +377,7 @@ def test_day_in_the_future_is_refused_with_a_sentence(house: House) -> None:
 
 
 def test_night_past_its_deadline_is_told_of_while_it_runs(house: House) -> None:
-    """One that fails after half a minute, since it tries twice to wait for a day that is not over."""
+    """One of a day without an event, which nobody has settled: Spark alone takes longer than its five seconds."""
 
     def known(seconds: float) -> bool:
         alerts = house.http.get("/ui/dags/nightly/deadlineAlerts").raise_for_status().json()["deadline_alerts"]
@@ -392,11 +392,11 @@ def test_night_past_its_deadline_is_told_of_while_it_runs(house: House) -> None:
     promised = "(duration(SETTINGS.nightly_patience) + timedelta(hours=2)).total_seconds()"
     with changed(house.root / "dags" / "nightly.py", promised, "5.0"):
         house.until(lambda: known(5))
-        run = house.trigger("nightly", day=str(TODAY + timedelta(days=3)))
+        run = house.trigger("nightly", day=str(TODAY - timedelta(days=5)))
         house.until(lambda: told(run))
         assert house.get(f"dags/nightly/dagRuns/{run}")["state"] == "running"
     house.until(lambda: known(8 * 3600))
-    assert house.ended("nightly", run) == "failed"
+    house.ended("nightly", run)
 
 
 @contextmanager
