@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class WaitForDay(BaseOperator):
     """Wait until the streams have read all that Kafka held when a day, its lookahead and a grace were over.
 
     `day` is a business day, ISO, templated. Fails with what is missing after `TIDEMARK_NIGHTLY_PATIENCE`, and at once for a
-    day that is not over.
+    day that is not over; neither is tried again.
     """
 
     template_fields = ("day",)
@@ -35,11 +36,11 @@ class WaitForDay(BaseOperator):
         from tidemark.settings import Settings
 
         if not self.day:
-            raise ValueError("the run has neither a day in its form nor a data interval; trigger it with a day")
+            raise AirflowFailException("the run has neither a day in its form nor a data interval; trigger it with a day")
         settings = Settings()
         today = datetime.now(settings.tz).date()
         if date.fromisoformat(self.day) >= today:
-            raise ValueError(
+            raise AirflowFailException(
                 f"{self.day} is not over in {settings.zone}; the last day that can be settled is {today - timedelta(1)}"
             )
         until = datetime.now(UTC) + duration(settings.nightly_patience)
@@ -49,7 +50,7 @@ class WaitForDay(BaseOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> None:
         if event["lacks"]:
-            raise RuntimeError(f"{self.day} is not complete: {event['lacks']}")
+            raise AirflowFailException(f"{self.day} is not complete: {event['lacks']}")
 
 
 class DayTrigger(BaseTrigger):

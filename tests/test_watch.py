@@ -391,11 +391,13 @@ def test_a_night_past_its_deadline_is_told_where_its_day_was_over_and_is_not_pub
 # ----------------------------------------------------------------------------------------------------------------- days
 
 
-def test_a_day_that_is_not_over_is_refused_at_once(plugins, config):
+def test_a_day_that_is_not_over_is_refused_at_once_and_not_tried_again(plugins, config):
+    from airflow.sdk.exceptions import AirflowFailException
+
     today = datetime.now(UTC).date()
-    with pytest.raises(ValueError, match=f"{today} is not over in UTC; the last day that can be settled is"):
+    with pytest.raises(AirflowFailException, match=f"{today} is not over in UTC; the last day that can be settled is"):
         plugins.day.WaitForDay(task_id="wait", day=str(today)).execute({})
-    with pytest.raises(ValueError, match="neither a day in its form nor a data interval"):
+    with pytest.raises(AirflowFailException, match="neither a day in its form nor a data interval"):
         plugins.day.WaitForDay(task_id="wait", day="").execute({})
 
 
@@ -408,14 +410,16 @@ def test_a_complete_day_is_not_waited_for_and_another_is_for_so_long(plugins, co
     assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(6 * 3600, abs=5)
 
 
-def test_what_a_day_lacks_fails_the_wait_with_it(plugins, config, monkeypatch):
+def test_what_a_day_lacks_fails_the_wait_with_it_and_no_second_one_begins(plugins, config, monkeypatch):
+    from airflow.sdk.exceptions import AirflowFailException
+
     monkeypatch.setattr(plugins.day, "LOOK", 0.01)
     lacks = iter(("300 records", "200 records", None))
     monkeypatch.setattr(plugins.day, "unread", lambda day: next(lacks))
     assert fired(plugins.day.DayTrigger("2026-11-19", 9e9)) == {"lacks": None}
     monkeypatch.setattr(plugins.day, "unread", lambda day: "200 records")
     event = fired(plugins.day.DayTrigger("2026-11-19", 0.0))
-    with pytest.raises(RuntimeError, match="2026-11-19 is not complete: 200 records"):
+    with pytest.raises(AirflowFailException, match="2026-11-19 is not complete: 200 records"):
         plugins.day.WaitForDay(task_id="wait", day="2026-11-19").resume({}, event)
 
 
