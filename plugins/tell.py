@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidemark.notify import What
 
-OVER = timedelta(minutes=10)
+OVER = timedelta(minutes=10).total_seconds()
 """The span of batches over which the share of rejects is taken."""
 FEW = 100
 """So many rejects are not a surge yet, whatever their share."""
@@ -70,12 +72,17 @@ def unpublished(run: Mapping[str, Any]) -> bool:
 
 
 class Alarms:
-    """A running stream's: told when it begins to be so, and again only once it was over."""
+    """A running stream's: told when it begins to be so, and again only once it was over, whoever watches it by then."""
 
     def __init__(self, stream: str) -> None:
-        self.stream = stream
+        from tidemark.settings import Settings
+
+        self.stream, self.kept = stream, Settings().state / stream / "told.json"
         self.raised: set[str] = set()
-        self.recent: deque[tuple[datetime, int, int, int]] = deque()
+        self.recent: deque[tuple[float, int, int, int]] = deque()
+        with suppress(FileNotFoundError, ValueError):  # a power cut may have emptied it
+            said = json.loads(self.kept.read_text())
+            self.raised, self.recent = set(said["raised"]), deque(said["recent"])
 
     def look(self) -> None:
         """Tell whether the stream is late, or rejects more than it should, by its progress and the settings' limits."""
@@ -100,13 +107,25 @@ class Alarms:
 
     def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:
         """Records and rejects of the batches seen in the last ten minutes."""
+        now = datetime.now(UTC).timestamp()
         if progress and (not self.recent or self.recent[-1][1] != progress["seq"]):
-            self.recent.append((datetime.now(UTC), progress["seq"], progress["records"], progress["rejects"]))
-        while self.recent and self.recent[0][0] < datetime.now(UTC) - OVER:
+            self.recent.append((now, progress["seq"], progress["records"], progress["rejects"]))
+            self.keep()
+        while self.recent and self.recent[0][0] < now - OVER:
             self.recent.popleft()
         return sum(r[2] for r in self.recent), sum(r[3] for r in self.recent)
 
     def turn(self, what: What, so: bool, title: str, text: str) -> None:
-        if so and what not in self.raised:
+        if so == (what in self.raised):
+            return
+        if so:
             tell(what, title, text, stream=self.stream)
-        self.raised = self.raised | {what} if so else self.raised - {what}
+        self.raised ^= {what}
+        self.keep()
+
+    def keep(self) -> None:
+        from tidemark import lake
+
+        with suppress(OSError):  # a full disk ends no watcher
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            lake.whole_or_nothing(self.kept, json.dumps({"raised": sorted(self.raised), "recent": [*self.recent]}))

@@ -307,6 +307,17 @@ def test_a_late_stream_is_told_once_and_again_after_it_was_well(plugins, config)
     assert told(config) == ["stream_late", "stream_late"]
 
 
+def test_what_was_told_is_not_told_again_by_who_watches_next(plugins, config):
+    """The run ends, or the triggerer begins again; ten minutes of batches go on too."""
+    heartbeat(config, "running")
+    for seq in range(3):
+        progress(config, seq, 300, 60, lag=40_000)
+        alarms = plugins.tell.Alarms("main")
+        alarms.look()
+        alarms.down(True, "running, and has not beaten for 120 s")
+    assert sorted(told(config)) == ["rejects_surge", "stream_down", "stream_late"]
+
+
 def test_a_service_that_does_not_beat_is_told_of_and_still_only_watched(plugins, config, monkeypatch):
     monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
     heartbeat(config, "running", ago=120)
