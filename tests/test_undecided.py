@@ -157,3 +157,39 @@ def test_older_run_says_what_to_do_instead(lived, kind, newer, way):
     settle.publish(lived, CATALOG, "newer")
     with pytest.raises(lake.LakeError, match=rf"but {YESTERDAY} of .* was published by run newer with batch 4; {way}$"):
         settle.publish(lived, CATALOG, "older")
+
+
+CHECK = "n at least 1"
+
+
+def failed(settings: Any, run: lake.Run, *checks: str) -> lake.Run:
+    """The run with these checks failed of its view."""
+    run.tables["hours"] |= {"gate": "failed", "reasons": list(checks), "failed": list(checks)}
+    lake.save(settings, run)
+    return run
+
+
+@pytest.mark.parametrize(("days", "kept"), [(2, True), (15, False)])
+@pytest.mark.parametrize("before", ["held back", "taken back"])
+def test_what_can_still_be_published_is_swept_no_sooner_than_what_can_be_taken_back_and_then_refused(lived, before, days, kept):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    if before == "held back":
+        settle.publish(lived, CATALOG, failed(lived, run, CHECK).id)
+    else:
+        settle.publish(lived, CATALOG, run.id)
+        settle.rollback(lived, CATALOG, run.id, "a mistake")
+    tables, seen = [lake.table(lived, declared) for declared in (minutes, hours)], read(lived)
+    for table in tables:  # an hour of history goes by
+        names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+        table.delta().alter.set_table_properties(dict.fromkeys(names, "interval 0 days"))
+        table.delta().create_checkpoint()
+        table.delta().cleanup_metadata()
+    lake.sweep(lived, tables, NOW + timedelta(days=days))
+    over = {"over": [CHECK], "reason": "it was a holiday"} if before == "held back" else {}
+    if kept:
+        settle.publish(lived, CATALOG, run.id, **over)
+        assert [read(lived)[name][YESTERDAY] for name in ("minutes", "hours")] == [[30], [30]]
+    else:
+        with pytest.raises(lake.LakeError, match=r"what run night-1 staged of table .*s is gone; settle the days again"):
+            settle.publish(lived, CATALOG, run.id, **over)
+        assert read(lived) == seen

@@ -1039,12 +1039,15 @@ def staged_upto(table: Table, run: str) -> int:
 def staged(table: Table, run: str) -> list[Any]:
     """The add actions of a run's staged files, statistics included, as the outer table will have them.
 
-    Raises `LakeError` where one is gone, or where entries of the log are, so that it names fewer than there are.
+    Raises `LakeError` where one is gone or the whole folder, which is there for no row too, or where entries of the log are, so
+    that it names fewer than there are.
     """
     from deltalake.transaction import AddAction
 
     adds: dict[str, Any] = {}
     root, own = staging(table, run), staged_table(table, run)
+    if not own.exists:
+        raise LakeError(f"what run {run} staged of table {table.name} is gone; settle the days again")
     for entry in sorted((root / "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():
             action = json.loads(line)
@@ -1060,7 +1063,7 @@ def staged(table: Table, run: str) -> list[Any]:
                 )
             elif "remove" in action:
                 adds.pop(action["remove"]["path"], None)
-    kept = {f.path for f in own.files()} if own.exists else set()
+    kept = {f.path for f in own.files()}
     if kept != set(map(unquote, adds)):
         raise LakeError(
             f"run {run} staged {len(kept)} files of table {table.name}, of which its log names {len(adds)}; settle the days again"
@@ -1262,24 +1265,28 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
     """Delete folders that neither a table's history nor an undecided run names, when older than the settings say.
 
     What the history still names stays, so that time travel keeps its promise, and so does what a publication replaced
-    that can still be rolled back; what nothing names any more goes.
+    that can still be rolled back, and for as long what was staged and not published with the rest, or rolled back: a person
+    may publish it yet. What nothing names any more goes.
     """
     now = now or datetime.now(UTC)
-    limit = now - duration(settings.sweep_after)
+    limit, since = now - duration(settings.sweep_after), now - duration(settings.rollback_for)
     known = runs(settings)
     undecided = {r.id for r in known if r.undecided}
-    back = [r for r in known if r.published and now - datetime.fromisoformat(r.published) < duration(settings.rollback_for)]
+    back = [r for r in known if r.published and datetime.fromisoformat(r.published) > since]
+    decided = [r for r in known if r.state in ("published", "rolled back")]
+    yet = {r.id for r in decided if datetime.fromisoformat(r.touched or r.created) > since}
     gone = []
     for table in tables:
         if not table.exists:
             continue
         named = named_folders(table)
+        spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
         for note in (replaced_note(settings, r.id, table) for r in back):
             named |= {"/".join(path.split("/")[:2]) for path, _ in json.loads(note.read_text())} if note.exists() else set()
         for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
             key = f"{folder.parent.name}/{folder.name}"
             old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
-            if old and key not in named and folder.name not in undecided:
+            if old and key not in named and folder.name not in spared:
                 shutil.rmtree(folder)
                 gone.append(folder)
     return gone
