@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, kafka, lake, settle
+from tidemark import compare, fold, kafka, lake, settle
 from tidemark.functions import day
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Catalog, Topic, catalog, reach, view
@@ -218,6 +218,35 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     assert [d.day for d in settle.stale(settings, of)] == again
     run.pins = {"main": Pin("main", 7, READ, "")}
     assert settle.stale(settings, of) == []
+
+
+#   a reject of so many days ago is accepted now; the two days before today are published, and a price's view looks an hour back
+@pytest.mark.parametrize(
+    ("ago", "at", "settled", "mended"), [(2, "12:00", [2], []), (2, "23:50", [2, 1], []), (0, "12:00", [], [0])]
+)
+def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_them_and_reopen_today(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, ago: int, at: str, settled: list[int], mended: list[int]
+) -> None:
+    own = catalog([type("closes", (), {"prices": PRICES, "closes": closes})])
+    days = [settle.yesterday(settings) - timedelta(days=n - 1) for n in range(3)]
+    when = datetime.fromisoformat(f"{days[ago]}T{at}+00:00")
+    log = lake.table(settings, PRICES)
+    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(PRICES))))
+    kafka_of = {"partition": 0, "offset": 1, "timestamp": when, "value": json.dumps({"at": when.isoformat()}).encode()}
+    reject = {"kafka": kafka_of, "reject": "at: wanted DATE, found string", "day": days[ago]}
+    held = pa.Table.from_pylist([reject], pa.schema(log.delta().schema()))
+    lake.append(log, lake.Batch("main", 5, 5), lake.write_arrow(log, "live/main-5-5-x", held))
+    pins = {"main": Pin("main", 6, READ, "")}
+    run = Run("settle-1", "published", [str(d) for d in days[1:]], "", "", "", pins, {"closes": {"published": "at one"}})
+    lake.save(settings, run)
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
+    monkeypatch.setattr(settle, "mend", lambda *_: None)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    settle.settle_rejects(settings, own, "a date is an instant")
+    (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
+    assert (found.days, found.mended) == ([str(days[n]) for n in settled], [str(days[n]) for n in mended])
+    assert lake.reopened(settings, NOW - timedelta(days=1)) == (days[0] if mended else None)
 
 
 #   the night's pin is batch 6, the late event of the second day in batch 7, the pin of a run after it batch 8

@@ -850,7 +850,8 @@ class Run:
     """A settling or a replay: what it reads (pins), its days, why, and what became of each table.
 
     `state` goes running → staged → published (→ rolled back), or to failed, or to dropped. `open_days` are days not over
-    yet, of which a replay mends the rollups; `chunks` are the stretches of days that it computes one after the other.
+    yet, of which a replay mends the rollups; `mended` are such days of which rejects were accepted; `chunks` are the stretches of
+    days that it computes one after the other.
     """
 
     id: str
@@ -867,6 +868,7 @@ class Run:
     only: list[str] = field(default_factory=list)
     source: str = "log"
     open_days: list[str] = field(default_factory=list)
+    mended: list[str] = field(default_factory=list)
     chunks: list[list[str]] = field(default_factory=list)
     code: str = ""
     touched: str = ""
@@ -980,12 +982,13 @@ def settled_days(settings: Settings, table: Table) -> set[date]:
 
 
 def reopened(settings: Settings, since: datetime) -> date | None:
-    """The earliest day not over whose rollups a run has replaced, or given back, since an instant."""
+    """The earliest day not over whose rollups a run has replaced, or given back, or added mended rejects to, since an instant."""
     found = []
     for path in (settings.lake_path / "runs").glob("*.json"):
         if path.stat().st_mtime > since.timestamp():
             run = as_run(path)
             found += run.open_days if run.state in ("published", "rolled back") else []
+            found += run.mended if run.state != "running" else []  # whose rows may be on their way
     return date.fromisoformat(min(found)) if found else None
 
 

@@ -178,8 +178,9 @@ def replay(
 
 
 def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: Progress = lambda _: None) -> Run | None:
-    """Judge every reject again by the code of now; those that are accepted get their rows in log and rollups, and their
-    days that are over are settled. Returns the run to publish; None where no settled day has changed.
+    """Judge every reject again by the code of now; those that are accepted get their rows in log and rollups. Their days
+    that are over are settled, and every published day that looks at them. Returns the run to publish; None where no settled day
+    has changed.
 
     A record is mended once: it is no reject afterwards. Cut off and done again, it finishes: the days are noted first, and
     a rollup's rows merge. Raises `SettleError` while a replay is undecided.
@@ -189,12 +190,16 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     days: set[date] = set()
     for cut_off in lake.runs(settings):
         if cut_off.kind == "rejects" and cut_off.state in ("running", "failed"):
-            days |= {date.fromisoformat(d) for d in cut_off.days}
+            days |= {date.fromisoformat(d) for d in (*cut_off.days, *cut_off.mended)}
     with lake.pinning(settings):
         refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
-        days |= {day for rejects in found.values() for held in rejects.values() for day in held}
+        newest = newest_pins(settings, catalog)
+        for name, rejects in found.items():
+            looking = days_looking(settings, catalog, catalog.topics[name], newest)
+            for r in (r for held in rejects.values() for r in held):
+                days |= {r["day"], *(d for d, _ in looking(r["low"], r["high"]))}
         if not days:
             progress("no reject is accepted by the code of now")
             return None
@@ -203,25 +208,29 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
             progress(why)
         over = sorted(d for d in days if since <= d <= yesterday(settings))
         run = new_run(settings, "rejects", over, reason, pins)
+        run.mended = [str(d) for d in sorted(days) if d > yesterday(settings)]
         run.chunks = chunks_of(settings, catalog, over)
         lake.save(settings, run)
         for name, rejects in found.items():
             for group in groups(settings, lake.table(settings, catalog[name]), rejects):
                 mend(spark, settings, catalog, catalog.topics[name], group, progress)
-    if not over:
+    if over:
+        work(settings, catalog, run, progress)
+    else:
         run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
         lake.save(settings, run)
-        return None
-    staged = work(settings, catalog, run, progress)
     for cut_off in lake.runs(settings):
         if cut_off.kind == "rejects" and cut_off.state in ("running", "failed") and cut_off.id != run.id:
             cut_off.state, cut_off.note = "dropped", f"its days are in run {run.id}"
             lake.save(settings, cut_off)
-    return staged
+    return run if over else None
 
 
-def mendable(spark: SparkSession, settings: Settings, topic: Topic, pins: Mapping[str, lake.Pin]) -> dict[str, set[date]]:
-    """The files of a log, up to the pin, with rejects that the code of now accepts, and the days that those belong to."""
+def mendable(
+    spark: SparkSession, settings: Settings, topic: Topic, pins: Mapping[str, lake.Pin]
+) -> dict[str, list[dict[str, Any]]]:
+    """The files of a log, up to the pin, with rejects that the code of now accepts; and of each the days of those, with their
+    earliest and latest time: `day`, `low`, `high`."""
     from pyspark.sql import functions as F
 
     table = lake.table(settings, topic)
@@ -235,16 +244,21 @@ def mendable(spark: SparkSession, settings: Settings, topic: Topic, pins: Mappin
     tagged = rejects.select("kafka.*", F.array(file).alias("_file"))
     again = fold.judged(topic, tagged.withColumn("headers", F.concat(F.coalesce("headers", none), "_file")))
     name = F.element_at("kafka.headers", -1)["value"].cast("string")
-    accepted = again.where(F.col("reject").isNull()).select(name.alias("file"), "day").distinct()
-    found: dict[str, set[date]] = {}
+    at = F.col("event_time")
+    days = (
+        again.where(F.col("reject").isNull())
+        .groupBy(name.alias("file"), "day")
+        .agg(F.min(at).alias("low"), F.max(at).alias("high"))
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
     known = {f.path for f in files}
-    for row in accepted.toArrow().to_pylist():
+    for row in days.toArrow().to_pylist():
         path = unquote(row["file"]).split(f"{table.path}/", 1)[1]
-        found.setdefault(path if path in known else row["file"], set()).add(row["day"])
+        found.setdefault(path if path in known else row["file"], []).append(row)
     return found
 
 
-def groups(settings: Settings, table: lake.Table, rejects: Mapping[str, set[date]]) -> list[list[lake.File]]:
+def groups(settings: Settings, table: lake.Table, rejects: Collection[str]) -> list[list[lake.File]]:
     """A log's files that are rewritten together: never across the pin of an undecided run, as compaction does not either."""
     marks = sorted({p.seq for r in lake.runs(settings) if r.undecided for p in r.pins.values()})
     apart: dict[Any, list[lake.File]] = {}
@@ -445,9 +459,7 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     newest, found = newest_pins(settings, catalog), set[date]()
     since, _ = held_from(settings, catalog, catalog.names)
     for topic in catalog.topics.values():
-        table, margins = lake.table(settings, topic), reach(catalog, topic)
-        read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in margins}
-        for_ever = {n for n in margins if topic.name in remembered(catalog[n])}
+        table, looking = lake.table(settings, topic), days_looking(settings, catalog, topic, newest)
         for file in table.files() if table.exists else ():
             if not file.live or file.day is None:
                 continue
@@ -455,22 +467,42 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             last = end - timedelta(microseconds=1)
             low = start if file.low is None else lake.comparable(file.low, start)
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
-            for name, (ahead, back) in margins.items():
-                first, until = (
-                    at.astimezone(settings.tz).date() for at in (min(low - ahead, fold.floor(low, fold.HOUR)), high + back)
-                )
-                near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
-                near |= {d for d in read[name] if d >= first} if name in for_ever else set()
-                found |= {d for d in near & read[name].keys() - found if lake.beyond(read[name][d], file, "hi")}
+            found |= {d for d, pins in looking(low, high) if lake.beyond(pins, file, "hi")}
     return sorted(d for d in found if d >= since)
 
 
-def newest_pins(settings: Settings, catalog: Catalog) -> dict[str, dict[date, Mapping[str, lake.Pin]]]:
-    """By rollup and view the pins of each day that was published, of the newest run that has published it.
+Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
+"""By rollup and view the pins of each day that was published, of the newest run that has published it."""
+
+
+def days_looking(
+    settings: Settings, catalog: Catalog, topic: Topic, newest: Pinned
+) -> Callable[[datetime, datetime], list[tuple[date, Mapping[str, lake.Pin]]]]:
+    """What gives the published days of each table that may look at a topic's events from one time to another, with their pins."""
+    margins = reach(catalog, topic)
+    read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in margins}
+    for_ever = {n for n in margins if topic.name in remembered(catalog[n])}
+
+    def looking(low: datetime, high: datetime) -> list[tuple[date, Mapping[str, lake.Pin]]]:
+        found = []
+        for name, (ahead, back) in margins.items():
+            first, until = (
+                at.astimezone(settings.tz).date() for at in (min(low - ahead, fold.floor(low, fold.HOUR)), high + back)
+            )
+            near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
+            near |= {d for d in read[name] if d >= first} if name in for_ever else set()
+            found += [(d, read[name][d]) for d in near & read[name].keys()]
+        return found
+
+    return looking
+
+
+def newest_pins(settings: Settings, catalog: Catalog) -> Pinned:
+    """What was published of each table.
 
     A table that its gate held back, of a run of which others were published, waits for a person: it counts as they do.
     """
-    newest: dict[str, dict[date, Mapping[str, lake.Pin]]] = {d.name: {} for d in catalog.derived}
+    newest: Pinned = {d.name: {} for d in catalog.derived}
     for run in lake.runs(settings):  # oldest first, and none is published over a greater pin
         if any(said.get("published") for said in run.tables.values()):
             for name in newest.keys() & run.tables.keys():
