@@ -68,7 +68,7 @@ BATCHES = (
 
 def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datetime]], **more: Any) -> list[int] | list[date]:
     """Which hours of the day (or which days, for a view of days) late events explain."""
-    settings, one = Settings(_env_file=None, home=tmp_path), more.get("view", hours)
+    settings, one = Settings(_env_file=None, home=tmp_path, zone=more.get("zone", "UTC")), more.get("view", hours)
     ledger, log = lake.ledger(settings), lake.table(settings, CLICKS)
     ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
     log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(CLICKS))))
@@ -93,7 +93,7 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
             "clicked_at": time,
             "kafka": {"partition": p, "offset": o, "value": b"{}"},
             "reject": more.get("reject"),
-            "day": time.date(),
+            "day": time.astimezone(settings.tz).date(),
         }
         for p, o, time in events
     ]
@@ -150,6 +150,8 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
         ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0, 30))], {"view": replace(DAYS, lookahead="1 hour")}, [DAY - timedelta(days=1), DAY]),
+        # midnight is 18:30 and cuts an hour, which is the earlier day's: the event is of the later one
+        ([(0, 20, at(18, 45))], {"zone": "Asia/Kolkata", "published": 8}, [18]),
         # a change is looked at for ever after, also one of days ago
         ([(0, 0, at(9, 59))], {"view": joined}, [*range(9, 48)]),
         ([(0, 0, at(10))], {"view": joined}, []),

@@ -202,7 +202,11 @@ def spans_of_late(
     behind, ahead, length = duration(declared.lookback), duration(declared.lookahead), HOUR - MOMENT
     if declared.time == "day":
         length = timedelta(0)
-    around = {d + n * DAY for d in days for n in range(-behind // DAY, -(-ahead // DAY) + 1)}
+    around = set[date]()
+    for d in days:
+        midnight = datetime.combine(d + DAY, datetime.min.time(), arrivals.settings.tz).astimezone(UTC)
+        last = (fold.looked_at_until(midnight, ahead) - MOMENT).astimezone(arrivals.settings.tz).date()
+        around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
     for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
     found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     before = pins and tuple(sorted((name, pin.seq) for name, pin in pins.items()))
