@@ -8,7 +8,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql.types import StructType
 
-from tidemark import lake, settle
+from tidemark import fold, lake, settle, speed
 from tidemark.model import Catalog, Topic, rollup, view
 
 NOW = datetime.now(UTC)
@@ -193,3 +193,31 @@ def test_what_can_still_be_published_is_swept_no_sooner_than_what_can_be_taken_b
         with pytest.raises(lake.LakeError, match=r"what run night-1 staged of table .*s is gone; settle the days again"):
             settle.publish(lived, CATALOG, run.id, **over)
         assert read(lived) == seen
+
+
+#   batches   0   1   2   3   4   5    of ten records each
+@pytest.mark.parametrize(
+    ("step", "pin", "rolled"),
+    [
+        (speed.STEP, None, [(0, 5)]),
+        (30, None, [(0, 2), (3, 5)]),
+        (speed.STEP, 3, [(0, 3), (4, 5)]),
+        (30, 3, [(0, 2), (3, 3), (4, 5)]),
+    ],
+)
+def test_what_a_new_rollup_lacks_is_rolled_in_steps_and_never_across_the_pin_of_what_waits(
+    settings, spark, monkeypatch, step, pin, rolled
+):
+    monkeypatch.setattr(speed, "STEP", step)
+    if pin:
+        recorded(settings, "r1", "replay", (BEFORE,), pin)
+    stream = object.__new__(speed.Stream)
+    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "main", lake.ledger(settings)
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    common = {"stream": "main", "topic": "clicks", "partition": 0, "records": 10, "started_at": NOW, "day": TODAY}
+    entered = [common | {"seq": n, "from_offset": 10 * n, "until_offset": 10 * n + 10} for n in range(6)]
+    told = pa.Table.from_pylist(entered, pa.schema(stream.ledger.delta().schema()))
+    lake.append(stream.ledger, lake.Batch("main", 0, 5), lake.write_arrow(stream.ledger, "live/main-0-5-x", told))
+    steps = stream.steps(minutes, "main", -1, 5)
+    assert [(s.lo, s.hi) for s in steps] == rolled
+    assert [s.offsets for s in steps] == [{"clicks": {"0": [10 * lo, 10 * hi + 10]}} for lo, hi in rolled]

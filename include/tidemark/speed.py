@@ -740,21 +740,24 @@ class Stream:
                     break
 
     def steps(self, rollup: Rollup, stream: str, have: int, upto: int) -> list[lake.Batch]:
-        """A stream's batches after `have`, until `upto`, that hold a rollup's topics, in runs of about `STEP` records."""
+        """A stream's batches after `have`, until `upto`, that hold a rollup's topics, in runs of about `STEP` records, and none
+        across the pin of an undecided run: a file on both sides of it could not be replaced."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         reads = sorted({t.name for t in rollup.topics.values()})
         lacks = self.entered(stream).where((F.col("seq") > have) & (F.col("seq") <= upto) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
+        pins = {p.seq for r in lake.runs(self.settings) if r.undecided for name, p in r.pins.items() if name == stream}
+        side = sum(((F.col("seq") > pin).cast("int") for pin in pins), F.lit(0))
         numbered = (
             lacks.groupBy("seq")
             .agg(F.sum("records").alias("n"))
-            .select("seq", F.floor(F.coalesce(before, F.lit(0)) / STEP).alias("step"))
+            .select("seq", side.alias("side"), F.floor(F.coalesce(before, F.lit(0)) / STEP).alias("step"))
         )
         spans = (
             lacks.join(numbered, on="seq", how="inner")
-            .groupBy("step", "topic", "partition")
+            .groupBy("side", "step", "topic", "partition")
             .agg(
                 F.min("seq").alias("lo"),
                 F.max("seq").alias("hi"),
@@ -762,9 +765,9 @@ class Stream:
                 F.max("until_offset").alias("until_offset"),
             )
         )
-        found: dict[int, list[dict[str, Any]]] = {}
-        for row in spans.orderBy("step").toArrow().to_pylist():
-            found.setdefault(row["step"], []).append(row)
+        found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in spans.orderBy("side", "step").toArrow().to_pylist():
+            found.setdefault((row["side"], row["step"]), []).append(row)
         return [
             lake.Batch(stream, min(r["lo"] for r in rows), max(r["hi"] for r in rows), fold.spans(rows))
             for rows in found.values()
