@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemark import local, speed
+from tidemark import lake, local, speed
 from tidemark.model import duration
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.traffic import last_hour
@@ -133,6 +133,25 @@ def test_live_views_are_computed_again_from_where_what_they_read_lacked_rows(
     kept = json.loads((stream.state / "views.json").read_text()) if again else {}
     assert {name: at for name, at in stream.computed.items() if at != END} == again
     assert kept == ({name: str(at) for name, at in (before | again).items()} if again else {})
+
+
+def test_live_view_that_this_stream_never_computed_has_today_though_its_table_is_older(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A night, or another stream, has made the table. Nobody is told of the morning by a view that announces."""
+    stream: Any = object.__new__(speed.Stream)
+    stream.name, stream.catalog, stream.settings, stream.state = "main", CATALOG, settings, settings.state
+    stream.computed, stream.ended_at, stream.remembering = {}, None, threading.Lock()
+    stream.live_views = lambda: [v for v in CATALOG.views.values() if v.refresh]
+    stream.metrics = SimpleNamespace(committed=lambda _: None)
+    made = SimpleNamespace(metadata=lambda: SimpleNamespace(created_time=0))
+    stream.tables = {v.name: SimpleNamespace(delta=lambda: made) for v in stream.live_views()}
+    before = {v.name: END for v in stream.live_views() if v.name not in ("hourly_traffic", "large_transactions")}
+    stream.state.mkdir(parents=True)
+    (stream.state / "views.json").write_text(json.dumps({name: str(at) for name, at in before.items()}))
+    monkeypatch.setattr(lake, "newest_batch", lambda *_: [{"stream_time": END, "finished_at": END}])
+    stream.remember_time()
+    assert stream.computed == before | {"hourly_traffic": TODAY}
 
 
 def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_was() -> None:

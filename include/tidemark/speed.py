@@ -684,9 +684,9 @@ class Stream:
             written = path.stat().st_mtime
             with suppress(ValueError):  # a power cut may have emptied it
                 self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
-            # A table that was made since is new, or the one before it was moved away.
+            # A table that was made since is new, or the one before it was moved away. That of a new view may be of a night.
             made = {v.name: self.tables[v.name].delta().metadata().created_time or 0 for v in self.live_views()}
-            self.look_back({view: self.today() for view, at in made.items() if at / 1000 > written})
+            self.look_back({v: self.today() for v, at in made.items() if at / 1000 > written or v not in self.computed})
         if rows:
             self.metrics.committed(rows[0]["finished_at"])
 
