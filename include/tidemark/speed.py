@@ -528,8 +528,8 @@ class Stream:
             raise SpeedError(f"{error}; {self.repair}") from None
 
     def taken_over(self, found: lake.Generation | None, mine: Mapping[str, Mapping[str, int]]) -> tuple[bool, dict[str, int]]:
-        """Whether a topic of this stream was read on elsewhere, or before; and the streams that were at it, each with its last
-        batch. Raises `SpeedError` for one that has not drained.
+        """Whether a topic of this stream was read on elsewhere, or before; and the streams that were ever at it, each with its
+        last batch. Raises `SpeedError` for one that has not drained.
         """
         from pyspark.sql import functions as F
 
@@ -540,8 +540,13 @@ class Stream:
         if not asked or (not checkpoints and self.ledger.appended(self.name) is None):
             return False, {}
         rows = lake.read(self.spark, self.ledger).where(F.col("topic").isin(asked)).groupBy("topic", "partition")
-        ends = rows.agg(F.max("until_offset").alias("until"), F.max_by("stream", "until_offset").alias("stream"))
-        entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in ends.toArrow().to_pylist()}
+        ends = rows.agg(
+            F.max("until_offset").alias("until"),
+            F.max_by("stream", "until_offset").alias("stream"),
+            F.collect_set("stream").alias("streams"),
+        )
+        told = ends.toArrow().to_pylist()
+        entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in told}
         for stream, topics in theirs.items():
             planned = checkpoints[stream].newest("offsets")
             until = checkpoints[stream].offsets(planned) if planned is not None else {}
@@ -555,7 +560,8 @@ class Stream:
             for (topic, p), (until, stream) in entered.items()
             if until > mine.get(topic, {}).get(p, 0) and not (stream == self.name and topic in own)
         }
-        return bool(read_on), {s: self.ledger.appended(s) or 0 for s in read_on - {self.name}}
+        at_it = {s for r in told for s in r["streams"]} - {self.name}
+        return bool(read_on), {s: self.ledger.appended(s) or 0 for s in at_it}
 
     def read_upto(self, generation: lake.Generation | None = None) -> dict[str, dict[str, int]]:
         """The next offset of each partition that the checkpoint has committed none beyond."""

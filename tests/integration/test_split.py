@@ -1,16 +1,19 @@
 """A topic changes its stream, and a stream its cores, under traffic: nothing is lost and nothing doubled, on a real broker."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidemark import kafka, lake, model, query, settle
+from tidemark import fold, kafka, lake, model, query, settle, speed
 from tidemark.functions import distinct, how_many, of_log, pane
 from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
@@ -83,6 +86,29 @@ def entered(settings: Settings, *streams: str) -> list[dict[str, Any]]:
 
 def records(settings: Settings, stream: str, name: str) -> int:
     return sum(row["records"] for row in entered(settings, stream) if row["topic"] == name)
+
+
+def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(settings: Settings, spark: SparkSession) -> None:
+    stream = object.__new__(speed.Stream)
+    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "third", lake.ledger(settings)
+    stream.mine = declared("one", "two").only(["one"])
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    for n, (name, seq) in enumerate((("main", 4), ("second", 7))):
+        row = {
+            "stream": name,
+            "seq": seq,
+            "topic": "one",
+            "partition": 0,
+            "from_offset": n,
+            "until_offset": n + 1,
+            "day": YESTERDAY,
+        }
+        batch, told = lake.Batch(name, seq, seq), pa.Table.from_pylist([row], pa.schema(stream.ledger.delta().schema()))
+        lake.append(stream.ledger, batch, lake.write_arrow(stream.ledger, batch.folder, told))
+        path = lake.Checkpoint.of(settings, name).path
+        path.mkdir(parents=True)
+        (path / "tidemark.json").write_text(json.dumps(asdict(lake.Generation(1, 0, {}, {}))))
+    assert stream.taken_over(None, {}) == (True, {"main": 4, "second": 7})
 
 
 @pytest.mark.long
