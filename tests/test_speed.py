@@ -178,6 +178,25 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
 
 
+@pytest.mark.parametrize(("seen", "clicked"), [("10:31", "10:04"), ("10:31", None), (None, None)])
+def test_rows_that_look_ahead_at_a_late_event_are_computed_again(seen: str | None, clicked: str | None) -> None:
+    #   09:58 search   10:04 its click, thirty minutes late at most    10:32 stream time
+    def at(time: str) -> datetime:
+        return datetime.fromisoformat(f"2026-11-19T{time}+00:00")
+
+    view = CATALOG.views["search_clicks"]
+    stream: Any = SimpleNamespace(done=7, stream_time=at("10:32"), ended_at=None, skipped=set(), computed={})
+    stream.low_since = lambda *_: at(clicked) if clicked else speed.EARLIEST
+    refresher = object.__new__(speed.Refresher)
+    refresher.stream, refresher.zone, refresher.live = stream, Settings(_env_file=None).tz, set()
+    refresher.seen, refresher.upto = {view.name: at(seen)} if seen else {}, {view.name: 6}
+    refresher.others, refresher.versions, refresher.due = {view.name: []}, {}, {view.name: lambda: True}
+    refresher.reopened = lambda view: None
+    refresher.untouched = lambda view, at: False
+    span = refresher.span(view)
+    assert span and span.since == at("09:00")
+
+
 def test_a_table_that_cannot_be_merged_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     merged: list[str] = []
 

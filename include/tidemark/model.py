@@ -310,6 +310,7 @@ class Rollup:
 class Live:
     """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
 
+    An event corrects rows of up to the view's lookahead before its own time, so these too are computed again.
     They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
     time and leaves more files, so it is for views of few rows that are wanted soon. A view of days takes whole days.
     """
@@ -361,7 +362,8 @@ class Announce:
     before the row is there to read, under an id made of the view's name and the key: whatever is done again, and a key that goes
     and comes back, is said once for as long as the notifier remembers (seven days). Only what is live announces: no settling,
     replay, publication or roll-back, and no row of a settled day. A stream that begins with history, or was away, announces of it
-    what lies within `back` of its stream time, and nothing older. A row that changes under its key is not announced again.
+    what lies within `back` and the view's lookahead of its stream time, and nothing older. A row that changes under its key is
+    not announced again.
     """
 
     title: str

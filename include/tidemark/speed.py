@@ -1399,7 +1399,7 @@ class Refresher:
         return since if end - since < timedelta(days=1) else floor(end, HOUR)
 
     def whole(self) -> None:
-        """The full way: whole hours (or days) from `stream time - back` on; what was missed while away is included."""
+        """The full way: whole hours (or days) from `stream time - back - lookahead` on, what was missed while away included."""
         for views in self.rounds:
             if not self.waits() and (spans := {v.name: span for v in views if (span := self.span(v))}):
                 self.together(spans)
@@ -1451,7 +1451,7 @@ class Refresher:
         seq = min([seq, *(self.upto.get(s.name, -1) for s in behind)])
         whole = [self.stream.computed.get(s.name, before) for s in behind if not getattr(s, "shortcut", None)]
         at = min([at, *whole])
-        back = min(at, before) - duration(view.refresh.back)
+        back = min(at, before) - duration(view.refresh.back) - duration(view.lookahead)
         if last:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
             low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
