@@ -70,7 +70,7 @@ def days(spark, *rows: str) -> list[tuple]:
 
 
 def status(spark, *rows: str) -> list[tuple[str, int, str, int]]:
-    """What each order was at the end of each day: `(order, day, status, version)`."""
+    """What each order was by each day's changes: `(order, day, status, version)`."""
     changes = order_changes(payments=happened(spark, *rows))
     found = order_status(changes=changes).orderBy("order_id", "day").toArrow().to_pylist()
     return [(o["order_id"], o["day"].day, o["status"], o["version"]) for o in found]

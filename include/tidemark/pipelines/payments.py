@@ -215,7 +215,7 @@ def order_changes(payments: DataFrame) -> DataFrame:
     live=Live(every="30 seconds", back="1 hour"),
     comments={
         "order_id": "the order that changed on the day",
-        "status": "at the end of the day, or by now: that of the greatest version",
+        "status": "of the day's changes, all or those by now, that of the greatest version",
         "version": "the shop's own number of the status, by order",
         "changed_at": "when the shop changed it",
     },
@@ -233,7 +233,8 @@ def order_changes(payments: DataFrame) -> DataFrame:
     ],
 )
 def order_status(changes: DataFrame) -> DataFrame:
-    """The status of each order on each day on which it changed. The shop's version decides, not when a change came or was made.
+    """The status of each order on each day on which it changed: of the day's changes that of the greatest version, by the
+    shop's own count, whenever they came or were made.
 
     Of two changes of one version the later one holds.
     """

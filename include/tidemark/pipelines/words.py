@@ -71,8 +71,8 @@ LINES = Topic(
 def word_counts(lines: DataFrame) -> DataFrame:
     """How often each word came in each second.
 
-    A word is a run of letters, marks and digits of any script, in lower case; an apostrophe is of it where letters stand on
-    both sides. Han and Hiragana, which are written without spaces, count sign by sign. Unicode is not normalised.
+    A word is a run of letters, marks and digits of any script, in lower case; an apostrophe is of it where one of these
+    stands on both sides. Han and Hiragana, which are written without spaces, count sign by sign. Unicode is not normalised.
     """
     plain = F.lower(F.translate("line", "’", "'"))
     words = F.explode(F.regexp_extract_all(plain, F.lit(WORD), F.lit(0)))
