@@ -6,7 +6,13 @@ PYTHON := $(shell for p in python3.12 python3.11 python3 python; do \
 UV := $(shell command -v uv || echo .uv/bin/uv)
 RUN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
-export UV_CACHE_DIR ?= $(CURDIR)/.uv/cache
+# A home that cannot be written to is no reason to fail.
+ifndef UV_CACHE_DIR
+export UV_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uv
+ifneq ($(shell mkdir -p "$(UV_CACHE_DIR)" 2>/dev/null && test -w "$(UV_CACHE_DIR)" && echo yes),yes)
+UV_CACHE_DIR := $(CURDIR)/.uv/cache
+endif
+endif
 export PIP_NO_CACHE_DIR := 1
 unexport PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 

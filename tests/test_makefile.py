@@ -19,7 +19,7 @@ def program(path: Path, script: str) -> Path:
 
 def make(folder: Path, *words: str, **said: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "Makefile", folder)
-    own = {name: value for name, value in os.environ.items() if name != "UV_CACHE_DIR"}
+    own = {name: value for name, value in os.environ.items() if name not in ("UV_CACHE_DIR", "XDG_CACHE_HOME")}
     return subprocess.run(["make", *words], cwd=folder, env=own | said, capture_output=True, text=True)
 
 
@@ -59,12 +59,17 @@ def test_demo_is_forgotten_once_everything_has_ended(tmp_path: Path, code: int, 
     assert (make(tmp_path, "clean-demo", "-o", "install").returncode != 0, kept.exists()) == (left, left)
 
 
-def test_what_is_downloaded_stays_in_the_folder_unless_said_otherwise(tmp_path: Path) -> None:
-    """Whatever the home is, read-only too."""
-    program(tmp_path / "uv", f"echo $UV_CACHE_DIR $PIP_NO_CACHE_DIR > {tmp_path / 'said'}")
+def test_what_is_downloaded_is_kept_where_uv_keeps_it_or_here_where_the_home_is_read_only(tmp_path: Path) -> None:
+    program(tmp_path / "uv", f"echo $UV_CACHE_DIR > {tmp_path / 'said'}")
     (tmp_path / ".venv").mkdir()
     for name in ("pyproject.toml", "uv.lock"):
         (tmp_path / name).touch()
-    for said, wanted in (({}, tmp_path / ".uv" / "cache"), ({"UV_CACHE_DIR": "/elsewhere"}, "/elsewhere")):
+    home, here = str(tmp_path / "a home"), str(tmp_path / ".uv" / "cache")
+    for said, wanted in (
+        ({"HOME": home}, f"{home}/.cache/uv"),
+        ({"HOME": "/proc"}, here),
+        ({"HOME": home, "XDG_CACHE_HOME": "/proc"}, here),
+        ({"HOME": "/proc", "UV_CACHE_DIR": "/elsewhere"}, "/elsewhere"),
+    ):
         assert make(tmp_path, "-B", "install", "UV=./uv", **said).returncode == 0
-        assert (tmp_path / "said").read_text() == f"{wanted} 1\n"
+        assert (tmp_path / "said").read_text() == f"{wanted}\n"
