@@ -13,8 +13,9 @@ import structlog
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tidemark import metrics, speed
+from tidemark import lake, metrics, speed
 from tidemark.metrics import METRICS, Metrics
+from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -66,6 +67,8 @@ def test_page_has_every_metric_and_no_other(port: int) -> None:
         ("tidemark_records_per_second",): 50,
         ("tidemark_records_total", "clicks"): 10,
         ("tidemark_records_total", "views"): 5,
+        ("tidemark_rejected_total", "clicks"): 4,
+        ("tidemark_rejected_total", "views"): 0,
         ("tidemark_rejects_total", "not JSON", "clicks"): 3,
         ("tidemark_rejects_total", "missing", "clicks"): 1,
         ("tidemark_batch_seconds",): 0.6,
@@ -76,6 +79,20 @@ def test_page_has_every_metric_and_no_other(port: int) -> None:
     assert later[("tidemark_records_total", "clicks")] == 20
     assert later[("tidemark_lag_records", "0", "clicks")] == 1
     assert 60 <= later[("tidemark_commit_age_seconds",)] < 65
+
+
+def test_new_stream_counts_from_zero_and_from_its_start(port: int, tmp_path: Path) -> None:
+    """Before its first batch: one that never ends it is stuck, and its first rejects are an increase."""
+    settings = Settings(_env_file=None, home=tmp_path, metrics_port=port)
+    stream = speed.Stream(settings, CATALOG, "alarms", settings.state / "alarms")
+    stream.generation = lake.Generation(0, 0, {}, {})
+    stream.remember_time()
+    with stream.metrics.served():
+        shown = page(stream.metrics)
+    age = (datetime.now(UTC) - stream.began).total_seconds()
+    assert age - 2 < shown.pop(("tidemark_commit_age_seconds",)) < age
+    counted = {(m.name, topic): 0 for m in (metrics.RECORDS, metrics.REJECTED) for topic in stream.mine.topics}
+    assert shown == counted | {("tidemark_broker_away",): 0}
 
 
 def test_busy_port_is_a_warning_that_names_it(port: int) -> None:
@@ -156,6 +173,19 @@ def test_alarm_asks_for_metrics_and_labels_that_exist(rule: dict[str, Any]) -> N
     labels = {name for names in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"]) for name in names.split(", ")}
     labels |= set(re.findall(r"(\w+)\s*=~?\s*\"", rule["expr"])) | set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
     assert labels <= set.union(*(LABELS[m] for m in metrics_asked))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_alarm_asks_for_the_increase_only_of_what_begins_at_zero(rule: dict[str, Any]) -> None:
+    increasing = {m for m in METRICS if m.name in re.findall(r"increase\((\w+)", rule["expr"])}
+    assert all(m.counts and m.labels == ("topic",) for m in increasing)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_alarm_about_the_last_batch_looks_how_old_that_is_or_what_waits(rule: dict[str, Any]) -> None:
+    asked = set(re.findall(r"\btidemark_\w+", rule["expr"]))
+    if asked & {metrics.BATCH.name, metrics.RATE.name}:
+        assert asked & {metrics.COMMIT_AGE.name, metrics.LAG.name}
 
 
 def test_every_alarm_says_what_follows() -> None:

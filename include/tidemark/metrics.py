@@ -28,7 +28,11 @@ PAUSE = 60.0
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. Each has the label `stream`, and `labels` beside it; one that `counts` begins at 0 with its process."""
+    """One metric. Each has the label `stream`, and `labels` beside it; one that `counts` begins at 0 with its process.
+
+    What is counted by topic alone is there from the start on: of a series that comes later Prometheus sees no increase to its
+    first value.
+    """
 
     name: str
     sentence: str
@@ -39,19 +43,22 @@ class Metric:
 LAG = Metric("tidemark_lag_records", "Records that Kafka holds and the ledger does not have yet.", ("topic", "partition"))
 RATE = Metric("tidemark_records_per_second", "Records of the last batch, over the time since the batch before it ended.")
 RECORDS = Metric("tidemark_records_total", "Records that this process has read, rejects included.", ("topic",), counts=True)
+REJECTED = Metric("tidemark_rejected_total", "Records that this process did not accept.", ("topic",), counts=True)
 REJECTS = Metric(
     "tidemark_rejects_total",
     "Records that this process did not accept, by the reason without the column it names.",
     ("topic", "reason"),
     counts=True,
 )
-COMMIT_AGE = Metric("tidemark_commit_age_seconds", "Seconds since the last batch was entered into the ledger.")
+COMMIT_AGE = Metric(
+    "tidemark_commit_age_seconds", "Seconds since the last batch was entered into the ledger, or since the start of a new stream."
+)
 BATCH = Metric("tidemark_batch_seconds", "Seconds that the last batch took, from its records to the ledger.")
 SET_ASIDE = Metric("tidemark_set_aside", "1 for each rollup or view that is set aside, because its function raised.", ("table",))
 STREAM_TIME = Metric("tidemark_stream_time_seconds", "The latest event time that was read, in seconds since 1970.")
 BROKER_AWAY = Metric("tidemark_broker_away", "1 while no Kafka broker answers and the stream waits for one, else 0.")
 
-METRICS = (LAG, RATE, RECORDS, REJECTS, COMMIT_AGE, BATCH, SET_ASIDE, STREAM_TIME, BROKER_AWAY)
+METRICS = (LAG, RATE, RECORDS, REJECTED, REJECTS, COMMIT_AGE, BATCH, SET_ASIDE, STREAM_TIME, BROKER_AWAY)
 """Every metric there is; `tests/test_metrics.py` holds the alert rules in docs/alerts.yml to it."""
 
 
@@ -65,7 +72,7 @@ def port(settings: Settings, stream: str, streams: Iterable[str]) -> int:
 class Metrics:
     """One stream's numbers as they are now, and whom they are told."""
 
-    def __init__(self, settings: Settings, stream: str, streams: Iterable[str]) -> None:
+    def __init__(self, settings: Settings, stream: str, streams: Iterable[str], topics: Iterable[str] = ()) -> None:
         disable_created_metrics()  # they would be a second series for each that counts
         self.settings, self.stream, self.port = settings, stream, port(settings, stream, streams)
         self.group = f"tidemark-{stream}"
@@ -74,6 +81,9 @@ class Metrics:
             m: (Counter if m.counts else Gauge)(m.name, m.sentence, ("stream", *m.labels), registry=self.registry)
             for m in METRICS
         }
+        for topic in topics:
+            for metric in (RECORDS, REJECTED):
+                self.of(metric, topic)
         self.seq = -1
         self.told: Mapping[tuple[str, int], int] = {}
         self.quiet_until, self.refused = 0.0, False
@@ -110,6 +120,7 @@ class Metrics:
             self.seq = progress["seq"]
             for one in counts:
                 self.of(RECORDS, one["topic"]).inc(one["records"])
+                self.of(REJECTED, one["topic"]).inc(sum(one["reasons"].values()))
                 for reason, rejects in one["reasons"].items():
                     self.of(REJECTS, one["topic"], reason).inc(rejects)
         self.of(RATE).set(progress["records_per_second"])

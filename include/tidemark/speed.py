@@ -189,7 +189,7 @@ class Stream:
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
-        self.metrics = metrics.Metrics(settings, name, catalog.streams)
+        self.metrics = metrics.Metrics(settings, name, catalog.streams, self.mine.topics)
         self.metrics.of(metrics.BROKER_AWAY).set_function(lambda: float(self.away))
         # The next offset of each topic and partition that the ledger does not have.
         self.upto: dict[tuple[str, int], int] = {}
@@ -693,8 +693,7 @@ class Stream:
             # A table that was made since is new, or the one before it was moved away. That of a new view may be of a night.
             made = {v.name: self.tables[v.name].delta().metadata().created_time or 0 for v in self.live_views()}
             self.look_back({v: self.today() for v, at in made.items() if at / 1000 > written or v not in self.computed})
-        if rows:
-            self.metrics.committed(rows[0]["finished_at"])
+        self.metrics.committed(rows[0]["finished_at"] if rows else self.began)
 
     def today(self, before: int = 0) -> datetime:
         """When the day of business began that stream time was in at the start, or one so many days before."""

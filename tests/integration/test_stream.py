@@ -275,6 +275,7 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     assert age - 2 < page.pop("tidemark_commit_age_seconds")[()] < age + 1
     assert page == {
         "tidemark_records_total": {(sensors.topic,): sum(r["records"] for r in ledger)},
+        "tidemark_rejected_total": {(sensors.topic,): len(BAD)},
         "tidemark_rejects_total": {(r, sensors.topic): n for r, n in Counter(r.rpartition(": ")[2] for _, r in BAD).items()},
         "tidemark_lag_records": {("0", sensors.topic): 0, ("1", sensors.topic): 0},
         "tidemark_stream_time_seconds": {(): max(r["stream_time"] for r in ledger).timestamp()},
