@@ -33,6 +33,7 @@ SCHEMAS = {
     "site_daily_traffic": pa.schema(COUNTS),
     "daily_traffic": pa.schema([("page", pa.string()), *COUNTS]),
     "page_views": pa.schema([("viewed_at", UTC_TIME), ("kafka", KAFKA), ("reject", pa.string()), ("day", pa.date32())]),
+    "users": pa.schema([("changed_at", UTC_TIME), ("kafka", KAFKA), ("reject", pa.string()), ("day", pa.date32())]),
     "word_counts": pa.schema([("second", UTC_TIME), ("word", pa.string()), ("count", pa.int64()), *COUNTS[2:]]),
     "ledger": pa.schema(
         [
@@ -492,6 +493,17 @@ def test_late_events_are_counted_by_the_stream_time_of_their_batch(settings):
     assert ["Late events", "page_views", str(DAY), "", "late by over 2 hours", "1"] in numbers(page)
 
 
+def test_tombstones_are_no_events_that_could_be_late(settings):
+    noon = datetime(2024, 11, 20, 12, tzinfo=UTC)
+    ledger = {"topic": "users", "partition": 0, "from_offset": 0, "stream_time": noon, "day": DAY}
+    put(settings, "ledger", "live/main-0-1-aa", [ledger])
+    kafka = {"partition": 0, "timestamp": noon}
+    user = {"changed_at": noon, "kafka": kafka | {"offset": 0, "value": b"{}"}, "reject": None, "day": DAY}
+    gone = {"changed_at": None, "kafka": kafka | {"offset": 1, "value": None}, "reject": None, "day": DAY}
+    put(settings, "users", "live/main-0-1-aa", [user, gone])
+    assert rows(report(settings, CATALOG, DAY), "Late events")[0][:2] == ["users", "1"]
+
+
 def test_rejects_stand_by_reason_beside_the_days_before(settings):
     noon, day = datetime(2024, 11, 20, 12, tzinfo=UTC), timedelta(days=1)
     put(
@@ -564,6 +576,14 @@ def test_stream_is_shown_as_it_said_last(settings):
         page = report(settings, CATALOG, DAY)
         assert rows(page, "The stream now")[0][:5] == ["main", state, "1,200", "12 s", "2024-11-20 12:00:00 UTC"]
         assert f"main has set page_panes aside: {EVIL}; " in says(page, "The stream now")
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(60, "starting"), (180, "silent")])
+def test_stream_that_starts_is_silent_after_two_minutes(settings, seconds, state):
+    (settings.state / "main").mkdir(parents=True)
+    beat = {"state": "starting", "pid": 1, "at": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
+    (settings.state / "main/heartbeat.json").write_text(json.dumps(beat))
+    assert rows(report(settings, CATALOG, DAY), "The stream now")[0][:2] == ["main", state]
 
 
 # ------------------------------------------------------------------------------------------------- memory and writing

@@ -36,7 +36,8 @@ log = structlog.get_logger()
 DAY, WEEK, HOUR = timedelta(days=1), timedelta(days=7), timedelta(hours=1)
 SECONDS = 600
 """The longest that one question to the lake may take: a night has time."""
-SILENT = timedelta(seconds=15)
+# While a JVM starts there is no heartbeat.
+SILENT = {"running": timedelta(seconds=15), "waiting": timedelta(seconds=15), "starting": timedelta(minutes=2)}
 SITE_DAYS = "site_daily_traffic"
 LISTED, BY_HOUR, IN_CSV, TREND, NEWEST = 15, 12, 1000, 28, 10
 """How many pages are listed, shown by hour, and kept in the CSV; how many days the trend has; how many rows of other views."""
@@ -473,7 +474,8 @@ def differences(settings: Settings, catalog: Catalog, day: date, run: lake.Run |
 
 
 def lateness(settings: Settings, catalog: Catalog, day: date) -> Section:
-    """How many of the day's accepted events came when stream time was past them by more than a live view's `back`."""
+    """How many of the day's accepted events, tombstones aside, came when stream time was past them by more than a live view's
+    `back`."""
     there = query.written(query.places(settings, catalog))
     rows: list[tuple[str, dict[str, Any]]] = []
     backs: dict[str, timedelta] = {}
@@ -488,7 +490,7 @@ def lateness(settings: Settings, catalog: Catalog, day: date) -> Section:
             SELECT count(*) AS events{counts}, max(late) AS latest FROM (
                 SELECT stream_time - happened AS late
                 FROM (SELECT kafka.partition AS p, kafka."offset" AS o, {topic.event_time} AS happened
-                      FROM {topic.name} WHERE day = DATE '{day}' AND reject IS NULL) events
+                      FROM {topic.name} WHERE day = DATE '{day}' AND reject IS NULL AND kafka.value IS NOT NULL) events
                 ASOF LEFT JOIN (SELECT "partition" AS p, from_offset AS o, stream_time
                       FROM ledger WHERE topic = '{topic.name}' AND day >= DATE '{day - DAY}') batches
                 ON events.p = batches.p AND events.o >= batches.o)"""
@@ -635,7 +637,7 @@ def streams(settings: Settings, catalog: Catalog) -> Section:
         status = local.status(settings, name)
         beat, progress = status.get("heartbeat", {}), status.get("progress", {})
         state, heard = beat.get("state", "never ran"), beat.get("at")
-        if state in ("starting", "running", "waiting") and datetime.now(UTC) - datetime.fromisoformat(heard) > SILENT:
+        if state in SILENT and datetime.now(UTC) - datetime.fromisoformat(heard) > SILENT[state]:
             state = "silent"
         aside = progress.get("set_aside") or {}
         ill += [f"{name} is {state}"] if state != "running" else []
