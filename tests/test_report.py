@@ -177,6 +177,25 @@ def test_a_day_of_25_hours_has_25_and_they_are_the_zone_s(tmp_path):
     assert section(page, "By page").count("clip-path") >= 25 and "Europe/Berlin" in page.read_text()
 
 
+@pytest.mark.parametrize(("day", "two"), [(date(2024, 3, 31), []), (date(2024, 10, 27), [2, 2]), (date(2024, 11, 20), [2])])
+def test_hours_are_those_of_the_clock_and_days_of_other_lengths_stand_beside_them(tmp_path, monkeypatch, day, two):
+    """Two in the afternoon, when each day has its peak, is the fourteenth hour of a day of 23, the sixteenth of one of 25."""
+    berlin = Settings(_env_file=None, home=tmp_path, zone="Europe/Berlin")
+    at = {d: engine.midnight(berlin, d) for d in (day, day - timedelta(days=1))}
+    peaks = {
+        d: int((datetime(d.year, d.month, d.day, 14, tzinfo=berlin.tz) - start) / timedelta(hours=1)) for d, start in at.items()
+    }
+    publish(berlin, "new", {d: {"/": [9 if n == peak else 1 for n in range(peak + 9)]} for d, peak in peaks.items()})
+    drawn = []
+    monkeypatch.setattr(engine, "draw_hours", lambda _, series, clock: drawn.append((series, clock)))
+    shown = engine.traffic(berlin, CATALOG, day)
+    series, clock = drawn[0]
+    assert clock == [0, 1, *two, *range(3, 24)] and clock[peaks[day]] == 14
+    assert [max(values, key=values.get) for values in (series["now"], series["before"])] == [peaks[day]] * 2
+    grid = str(shown.sections["By page"].pictures[0][1])
+    assert re.findall(r"<text[^>]*>(\d\d)</text>", grid) == ["00", "03", "06", "09", "12", "15", "18", "21", "24"]
+
+
 def test_text_of_the_data_is_shown_as_text(settings):
     long = "/" + "x" * 300
     publish(settings, "new", {DAY: {EVIL: [3], "=1+1": [2], long: [1], "\u202egnp.exe": [1], "日本 🚀": [1]}}, reason=EVIL)

@@ -335,28 +335,38 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
     among = f"page IN (SELECT now.page FROM {days} now {busiest} {BY_HOUR})"
     of_both = ask(settings, catalog, f"SELECT * FROM {hours} WHERE day = DATE '{good}' AND {among} ORDER BY page, hour")
 
+    last = int((midnight(settings, good + DAY) - midnight(settings, good)) / HOUR)
+    clock = [(midnight(settings, good) + n * HOUR).astimezone(settings.tz).hour for n in range(last)]
+
     def nth(row: Mapping[str, Any]) -> int:
         """Which hour of its day a row is."""
         return int((row["hour"] - midnight(settings, row["day"])) / HOUR)
+
+    def by_hour(d: date, m: str) -> dict[int, int]:
+        """What a day has in the hours of the good one, by the clock: either may have 23 or 25."""
+        of_day = [r for r in of_hours if r["day"] == d]
+        if d == good:
+            return {nth(r): r[m] for r in of_day}
+        at = {r["hour"].astimezone(settings.tz).hour: r[m] for r in of_day}
+        return {n: at[hour] for n, hour in enumerate(clock) if hour in at}
 
     def cells(row: Mapping[str, Any], m: str) -> list[str]:
         now, *before = (row[f"{m}_{name}"] for name in held)
         return [number(now), *(change(now, b) for b in before)]
 
-    last = int((midnight(settings, good + DAY) - midnight(settings, good)) / HOUR)
     tiles, curves, trends = [], [], []
     for m, label in measures.items():
         now, *before = (site.get(d, {}).get(m) for d in held.values())
         notes = [f"{change(now, b)} on {what}" for b, what in zip(before, others, strict=True)]
         tiles.append(Tile(label if good == day else f"{label}, {good}", number(now), notes))
-        series = {name: {nth(r): r[m] for r in of_hours if r["day"] == d} for name, d in held.items()}
-        curves.append((label, picture(f"{label} by hour", (5.2, 2.6), draw_hours, series, last)))
+        series = {name: by_hour(d, m) for name, d in held.items()}
+        curves.append((label, picture(f"{label} by hour", (5.2, 2.6), draw_hours, series, clock)))
         recent = {d: site[d][m] for d in (good - n * DAY for n in range(TREND)) if d in site}
         trends.append((label, picture(f"{label} by day", (5.2, 2.0), draw_days, recent, good)))
     shown = [r["page"] for r in of_pages[:BY_HOUR]]
     views = {(r["page"], nth(r)): r["pv"] for r in of_both}
     size = (10.6, 0.5 + 0.27 * len(shown))
-    grid = picture("Page views by page and hour", size, draw_grid, shown, views, last) if shown else ""
+    grid = picture("Page views by page and hour", size, draw_grid, shown, views, clock) if shown else ""
     heads = [column for label in measures.values() for column in (label.lower(), *others)]
     pages = [[r["page"], *(cell for m in measures for cell in cells(r, m))] for r in of_pages[:LISTED]]
     how_many = many(of_pages[0]["pages"], "page") if of_pages else "no page"
@@ -690,8 +700,16 @@ def thousands(axes: Axes) -> None:
     axes.grid(axis="y")
 
 
-def draw_hours(axes: Axes, series: Mapping[str, Mapping[int, int]], last: int) -> None:
+def hour_axis(axes: Axes, clock: Sequence[int]) -> None:
+    """An axis of a day's hours, every third on the clock named."""
+    named = [(n, f"{hour:02d}") for n, hour in enumerate(clock) if hour % 3 == 0]
+    axes.set_xlim(0, len(clock))
+    axes.set_xticks(*zip(*named, (len(clock), "24"), strict=True))
+
+
+def draw_hours(axes: Axes, series: Mapping[str, Mapping[int, int]], clock: Sequence[int]) -> None:
     """Lines by hour of the day; an hour without a row counted nothing. The last series is drawn first, below the others."""
+    last = len(clock)
     styles: dict[str, dict[str, Any]] = {"now": {"linewidth": 2}, "before": {"linewidth": 1.2}}
     for name, values in reversed(list(series.items())):
         if values:
@@ -699,8 +717,7 @@ def draw_hours(axes: Axes, series: Mapping[str, Mapping[int, int]], last: int) -
             axes.plot(at, counts, color=COLOURS[name], **styles.get(name, {"linewidth": 1.2, "linestyle": (0, (4, 2))}))
             if name == "now":
                 axes.fill_between(at, counts, color=COLOURS[name], alpha=0.1, linewidth=0)
-    axes.set_xlim(0, last)
-    axes.set_xticks(range(0, last + 1, 3), [f"{h:02d}" for h in range(0, last + 1, 3)])
+    hour_axis(axes, clock)
     thousands(axes)
 
 
@@ -713,7 +730,7 @@ def draw_days(axes: Axes, values: Mapping[date, int], day: date) -> None:
     thousands(axes)
 
 
-def draw_grid(axes: Axes, pages: Sequence[str], values: Mapping[tuple[str, int], int], last: int) -> None:
+def draw_grid(axes: Axes, pages: Sequence[str], values: Mapping[tuple[str, int], int], clock: Sequence[int]) -> None:
     """A cell for each page and hour, the fuller the more; the busiest page on top."""
     from matplotlib.patches import Rectangle
 
@@ -721,7 +738,6 @@ def draw_grid(axes: Axes, pages: Sequence[str], values: Mapping[tuple[str, int],
     for (page, hour), count in values.items():
         place = (hour + 0.03, pages.index(page) + 0.06)
         axes.add_patch(Rectangle(place, 0.94, 0.88, color=COLOURS["now"], alpha=0.06 + 0.94 * count / most, linewidth=0))
-    axes.set_xlim(0, last)
+    hour_axis(axes, clock)
     axes.set_ylim(len(pages), 0)
-    axes.set_xticks(range(0, last + 1, 3), [f"{h:02d}" for h in range(0, last + 1, 3)])
     axes.set_yticks([n + 0.5 for n in range(len(pages))], [p if len(p) <= 28 else f"{p[:27]}…" for p in pages])
