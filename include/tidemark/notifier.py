@@ -740,13 +740,13 @@ class Notifier:
                 raise RuntimeError(f"the thread of robot {target.robot.platform} ended") from target.broken
         now = time.monotonic()
         if now >= self.look_due:
-            self.look_due = now + LOOK
             self.relay()
             self.lay()
             if self.member.shares and not self.started:
                 self.begin()
             if self.sent.owed:
                 self.sent.flush()
+            self.look_due = time.monotonic() + LOOK  # whatever it took, records have their turn
         if now >= self.beat_due:
             self.beat_due = now + BEAT
             self.beat("running" if self.started else "waiting")
