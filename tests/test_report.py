@@ -446,6 +446,16 @@ def test_live_against_settled_is_apart_by_cause(settings, more, sentence):
     assert ("says bad" in section(page, "Live against settled")) == bool(more.get("unexplained"))
 
 
+def test_each_view_was_compared_by_the_newest_run_that_computed_it(settings):
+    save(settings, "new", [DAY])
+    compared(settings, "new", {"table": "hourly_traffic", "changed": 5, "unexplained": 5}, {"table": "daily_traffic"})
+    save(settings, "some", [DAY], 1, state="staged")
+    compared(settings, "some", {"table": "daily_traffic", "changed": 2, "late": 2})
+    page = report(settings, CATALOG, DAY)
+    differ = "7 of 48 rows differ from what readers had. Late events do not explain 5 of them"
+    assert says(page, "Live against settled") == f"{differ}: tidemark compare new shows some."
+
+
 def test_view_that_is_never_live_is_not_held_against_what_was_live(settings):
     save(settings, "new", [DAY])
     compared(
@@ -582,6 +592,12 @@ def test_checks_that_failed_warned_or_were_not_asked_are_named_with_what_was_obs
     ]
     (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found[:1]))
     assert says(report(settings, CATALOG, DAY), "Checks") == "1 passed, of 1 check."
+
+    # A run of some tables says nothing of the others.
+    (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found))
+    save(settings, "some", [DAY], 1, state="staged")
+    (settings.lake_path / "runs/some.verdicts").write_text(quality.to_json([said("d", "passed", table="page_panes")]))
+    assert says(report(settings, CATALOG, DAY), "Checks") == "2 passed, 1 warned, 1 failed, of 4 checks."
 
 
 def test_stream_is_shown_as_it_said_last(settings):

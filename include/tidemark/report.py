@@ -122,7 +122,7 @@ class Shown:
 class Standing:
     """How a day stands with its readers: a word, a sentence, and what follows, its commands between backticks.
 
-    `run` is the newest that has settled the day. `held` are the tables that a gate holds back, `over` those that were
+    `runs` have settled the day, the newest last. `held` are the tables that a gate holds back, `over` those that were
     published over one, each with its reasons, and that of the person who did so.
     """
 
@@ -130,7 +130,7 @@ class Standing:
     says: str
     bad: bool = True
     follows: Sequence[str] = ()
-    run: lake.Run | None = None
+    runs: Sequence[lake.Run] = ()
     held: Mapping[str, Sequence[str]] = field(default_factory=dict)
     over: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -161,10 +161,10 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
     sections = {
         **shown.sections,
         **others(settings, catalog, day),
-        "Live against settled": tried(differences, settings, catalog, day, standing.run),
+        "Live against settled": tried(differences, settings, catalog, day, standing.runs),
         "Late events": tried(lateness, settings, catalog, day),
         "Rejects": tried(rejects, settings, catalog, day),
-        "Checks": tried(verdicts, settings, standing.run),
+        "Checks": tried(verdicts, settings, standing.runs),
         "Restated days": again,
         "The stream now": tried(streams, settings, catalog),
     }
@@ -278,7 +278,7 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
         return sorted({newest[n][0].id for n in names})
 
     def standing(state: str, says: str, *follows: str, bad: bool = True) -> Standing:
-        return Standing(state, says, bad, follows, run, held, over)
+        return Standing(state, says, bad, follows, runs, held, over)
 
     if run.state == "running":
         return standing("being settled", f"Run {run.id} is at work on it; {have}.", "`tidemark runs`")
@@ -456,23 +456,22 @@ def shown_as(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def differences(settings: Settings, catalog: Catalog, day: date, run: lake.Run | None) -> Section:
-    """What readers had live beside what was settled, of each view, apart by cause."""
+def differences(settings: Settings, catalog: Catalog, day: date, runs: Sequence[lake.Run]) -> Section:
+    """What readers had live beside what was settled, of each view by the newest run that has compared it, apart by cause."""
     from tidemark import compare
 
-    if run is None:
-        return Section("No run has settled the day, so nothing was compared.")
     live = {v.name for v in catalog.views.values() if v.refresh}  # of the others readers have nothing before the night
-    found = [d for d in compare.kept(settings, run) or [] if d.day == day and d.table in live]
-    if not found:
-        return Section(f"Run {run.id} has compared no live view.")
+    by = {d.table: (r, d) for r in runs for d in compare.kept(settings, r) or [] if d.day == day and d.table in live}
+    if not by:
+        return Section("No run has compared a live view of the day.")
+    found = [d for _, d in by.values()]
     differ, total = sum(d.changed + d.missing + d.extra for d in found), many(sum(d.rows for d in found), "row")
     asked = [d.unexplained for d in found if d.unexplained is not None]
     unexplained = sum(asked)
-    says = f"Every row that readers had is as run {run.id} has settled it."
+    says = f"Every row that readers had is as run {' and '.join(sorted({r.id for r, _ in by.values()}))} has settled it."
     if unexplained:
         says = f"{differ:,} of {total} differ from what readers had. Late events do not explain {unexplained:,} of them: "
-        says += f"tidemark compare {run.id} shows some."
+        says += " and ".join(sorted({f"tidemark compare {r.id}" for r, d in by.values() if d.unexplained})) + " shows some."
     elif differ:
         says = f"{differ:,} of {total} differ from what readers had."
         says += " Late events explain all of them." if sum(d.late or 0 for d in found) == differ else ""
@@ -548,12 +547,15 @@ def rejects(settings: Settings, catalog: Catalog, day: date) -> Section:
     return Section(says, tables=[Table(columns, rows, columns[2:])] if rows else [], figures=figures, tile=tile)
 
 
-def verdicts(settings: Settings, run: lake.Run | None) -> Section:
-    """What the checks of the run said; those that failed, warned or could not be asked by name, with what they observed."""
-    kept = settings.lake_path / "runs" / f"{run.id}.verdicts" if run else None
-    if kept is None or not kept.exists():
+def verdicts(settings: Settings, runs: Sequence[lake.Run]) -> Section:
+    """What the checks of each table said in the newest run that asked them; those that failed, warned or could not be asked by
+    name, with what they observed."""
+    found: list[quality.Verdict] = []
+    for kept in (settings.lake_path / "runs" / f"{run.id}.verdicts" for run in runs):
+        fresh = quality.from_json(kept.read_text()) if kept.exists() else []
+        found = [v for v in found if v.table not in {f.table for f in fresh}] + fresh
+    if not found:
         return Section("No check was asked of this day.")
-    found = quality.from_json(kept.read_text())
     other = sorted((v for v in found if v.outcome != "passed"), key=lambda v: (v.outcome, v.severity, v.table, v.check))
     words = ("passed", "warned", "failed", "not asked")
     tables = {v.table: Counter[str]() for v in found}
