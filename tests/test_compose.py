@@ -184,7 +184,7 @@ def test_every_service_that_stays_has_a_health_check_and_starts_after_what_it_ne
         "topics": ["broker"],
         "stream": ["broker", "topics"],
         "stream-alarms": ["broker", "topics"],
-        "notify": ["broker", "topics"],
+        "notify": ["broker", "init", "topics"],
         "init": ["postgres"],
         **{name: ["init"] for name in ("api-server", "scheduler", "dag-processor", "triggerer")},
         "spark-worker": ["spark-master"],
@@ -334,6 +334,13 @@ def test_secret_of_a_robot_is_given_to_the_notifier_alone(services: dict[str, di
     assert {name: len(known) for name, known in given.items() if known} == {"notify": len(robots)}
     said = {n: v for n, v in VALUES if n in given["notify"]}
     assert said == {n: f"${{{n}:-}}" for n in given["notify"]}
+
+
+def test_notifier_is_told_of_the_airflow_whose_connections_it_may_ask_for(services: dict[str, dict[str, Any]]) -> None:
+    said, airflow_s = (services[name]["environment"] for name in ("notify", "scheduler"))
+    keys = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__CORE__FERNET_KEY"}
+    assert {n: v for n, v in said.items() if n.startswith("AIRFLOW_")} == {n: airflow_s[n] for n in keys}
+    assert said["TIDEMARK_NOTIFY_CONNECTIONS"] == "False"
 
 
 def test_notifier_is_healthy_while_it_beats_and_may_finish(services: dict[str, dict[str, Any]]) -> None:
