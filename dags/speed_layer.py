@@ -29,7 +29,7 @@ def speed_layer() -> None:
     * **It died, or does not beat**: started again. Five deaths in one window are told of. Fifteen fail the try with the end of
       the stream's log; the next one begins a minute later, then after two, and so on up to ten. Three failed runs pause this DAG.
     * **Clear or mark the task**: the stream finishes its batch, however long that takes, and begins again. The run
-      of a task that was marked ends two minutes later, and the next one starts the stream.
+      of a task that was marked ends five minutes later, and the next one starts the stream.
     * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
     """
 

@@ -24,7 +24,7 @@ TOLD = 5
 """Deaths of a stream in one window, before somebody is told of them."""
 DRAINS = timedelta(minutes=3)
 """How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
-LEFT = timedelta(minutes=2)
+LEFT = timedelta(minutes=5)
 """How long a stream that has drained and is wanted may wait for its own watcher to start it again."""
 
 
@@ -159,17 +159,18 @@ def look(stream: str) -> tuple[str, str]:
 
 
 def left(stream: str, since: datetime) -> bool:
-    """Whether another stream has drained since then and nobody has started it again: its task was marked. The next run does,
-    and this one lasts for as long as one stream is watched."""
+    """Whether another stream has drained since then, is wanted, and nobody has started it again: its task was marked. The next
+    run does, and this one lasts for as long as one stream is watched."""
     from tidemark import local
     from tidemark.pipelines import CATALOG
     from tidemark.settings import Settings
 
-    settings, now = Settings(), datetime.now(UTC)
+    settings = Settings()
     for other in CATALOG.streams:
         if other != stream and look(other)[0] == "ended":
-            drained = datetime.fromisoformat(local.status(settings, other)["heartbeat"]["at"])
-            if since < drained < now - LEFT:
+            said = (local.status(settings, other)["heartbeat"], local.wanted(settings, other))
+            drained, wanted = (datetime.fromisoformat(one["at"]) for one in said)
+            if drained > since and max(drained, wanted) < datetime.now(UTC) - LEFT:
                 return True
     return False
 

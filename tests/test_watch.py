@@ -50,6 +50,13 @@ def heartbeat(
     (folder / "heartbeat.json").write_text(json.dumps(said))
 
 
+def asked(settings: Settings, state: str, ago: float, again: bool = False) -> None:
+    """Somebody said so many seconds ago what the stream shall do."""
+    local.want(settings, "main", state, "new code", "admin", again=again)
+    file = settings.state / "main" / "desired.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"at": (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()}))
+
+
 def progress(settings: Settings, seq: int = 1, records: int = 300, rejects: int = 0, lag: int = 0, rate: float = 100.0) -> None:
     said = {
         "seq": seq, "records": records, "rejects": rejects, "records_per_second": rate, "seconds": 0.8, "lag": lag,
@@ -207,15 +214,12 @@ def test_how_a_stream_is(plugins, config, monkeypatch, state, ago, wanted, backe
     assert plugins.stream.look("main")[0] == what
 
 
-@pytest.mark.parametrize(("asked", "what"), [(10, "runs"), (170, "runs"), (190, "stale")])
+@pytest.mark.parametrize(("ago", "what"), [(10, "runs"), (170, "runs"), (190, "stale")])
 @pytest.mark.parametrize(("state", "again"), [("stopped", False), ("running", True)])
-def test_a_stream_that_was_asked_to_end_may_be_silent_for_three_minutes(plugins, config, state, again, asked, what):
+def test_a_stream_that_was_asked_to_end_may_be_silent_for_three_minutes(plugins, config, state, again, ago, what):
     """It finishes its batch, and says nothing while it does."""
     heartbeat(config, "running", pid=1, ago=120)
-    local.want(config, "main", state, "new code", "admin", again=again)
-    file = config.state / "main" / "desired.json"
-    said = json.loads(file.read_text()) | {"at": (datetime.now(UTC) - timedelta(seconds=asked)).isoformat()}
-    file.write_text(json.dumps(said))
+    asked(config, state, ago, again)
     found = plugins.stream.look("main")
     assert found[0] == what and (what == "stale" or found[1] == "pid 1 drains, as admin asked: new code")
 
@@ -272,18 +276,19 @@ def test_the_trigger_fires_at_the_window_s_end(plugins, config):
 
 
 @pytest.mark.parametrize(
-    ("state", "ago", "wanted", "left"),
+    ("state", "ago", "wanted", "since", "left"),
     [
-        ("stopped", 130, "running", True),
-        ("stopped", 110, "running", False),  # its own task starts it
-        ("stopped", 130, "stopped", False),
-        ("stopped", 900, "running", False),  # before this watcher began, and so for it to start
-        ("running", 130, "running", False),
+        ("stopped", 310, "running", 400, True),
+        ("stopped", 290, "running", 400, False),  # its own task starts it
+        ("stopped", 400, "running", 290, False),  # likewise: it was drained, and is wanted again
+        ("stopped", 310, "stopped", 400, False),
+        ("stopped", 900, "running", 950, False),  # before this watcher began, and so for it to start
+        ("running", 310, "running", 400, False),
     ],
 )
-def test_a_stream_that_nobody_starts_again_was_left(plugins, config, state, ago, wanted, left):
+def test_a_stream_that_nobody_starts_again_was_left(plugins, config, state, ago, wanted, since, left):
     heartbeat(config, state, ago=ago)
-    local.want(config, "main", wanted, "the task was cleared or marked", "Airflow", again=True)
+    asked(config, wanted, since, again=True)
     assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=10)) is left
 
 
