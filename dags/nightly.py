@@ -117,7 +117,7 @@ def nightly() -> None:
             from tidemark.pipelines import CATALOG
 
             get_current_context()["of"] = of["table"]
-            settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]])
+            settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]], again=False)
             run = lake.run_of(SETTINGS, of["run"])
             for day in run.days:
                 outlet_events[PUBLISHED].add(Asset(f"tidemark_{of['table']}"), extra={"run": run.id, "day": day})

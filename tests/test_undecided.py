@@ -1,5 +1,11 @@
 """What waits for a decision while the day goes on: what is refused meanwhile, and what is refused to it afterwards."""
 
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -193,6 +199,85 @@ def test_what_can_still_be_published_is_swept_no_sooner_than_what_can_be_taken_b
         with pytest.raises(lake.LakeError, match=r"what run night-1 staged of table .*s is gone; settle the days again"):
             settle.publish(lived, CATALOG, run.id, **over)
         assert read(lived) == seen
+
+
+def test_person_s_word_over_one_of_two_failed_checks_is_refused(lived):
+    run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK, "n at most 9"), read(lived)
+    sentence = rf"nothing of run night-1 is published over {CHECK}. hours is held back: {CHECK}; n at most 9. Name every check"
+    settle.publish(lived, CATALOG, run.id, only=["minutes"])
+    with pytest.raises(settle.SettleError, match=sentence):
+        settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    assert read(lived)["hours"] == seen["hours"]
+    settle.publish(lived, CATALOG, run.id, over=[CHECK, "n at most 9"], reason="it was a holiday")
+    assert read(lived)["hours"][YESTERDAY] == [30]
+
+
+def test_run_of_which_every_table_is_held_back_waits_after_a_publication_as_before(lived):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    for said in run.tables.values():
+        said |= {"gate": "failed", "reasons": [CHECK], "failed": [CHECK]}
+    lake.save(lived, run)
+    assert all(p.blocked for p in settle.publish(lived, CATALOG, run.id))
+    assert lake.run_of(lived, run.id).undecided
+    lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+
+
+def test_night_that_goes_on_does_not_undo_a_roll_back_and_a_person_may(lived):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+    settle.publish(lived, CATALOG, run.id, only=["minutes"], again=False)
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    refused = r"run night-1 was rolled back \(a mistake\); to publish it all the same: tidemark publish night-1"
+    with pytest.raises(settle.SettleError, match=refused):
+        settle.publish(lived, CATALOG, run.id, only=["hours"], again=False)
+    assert read(lived) == seen
+    settle.publish(lived, CATALOG, run.id)
+    assert read(lived)["hours"][YESTERDAY] == [30]
+
+
+@pytest.mark.parametrize(("swap", "back"), [("publish", False), ("roll_back", True)])
+def test_who_publishes_a_run_or_takes_it_back_has_its_record_alone(lived, monkeypatch, swap, back):
+    run, swapped, held = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), getattr(lake, swap), []
+    if back:
+        settle.publish(lived, CATALOG, run.id)
+    turn = lived.lake_path / "runs" / ".night-1.publishing"
+    monkeypatch.setattr(lake, swap, lambda *said, **more: (held.append(lake.is_held(turn)), swapped(*said, **more))[1])
+    settle.rollback(lived, CATALOG, run.id, "a mistake") if back else settle.publish(lived, CATALOG, run.id)
+    assert held == [True, True]
+
+
+APART = Catalog({"clicks": CLICKS}, {"minutes": minutes}, {"hours": replace(hours, reads={"minutes": CLICKS})})
+"""Two tables of which neither reads the other."""
+
+
+def test_two_publications_of_one_run_leave_the_marks_of_both(lived):
+    run, go = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), threading.Barrier(2)
+
+    def publish(name: str) -> None:
+        go.wait(30)
+        settle.publish(lived, APART, run.id, only=[name])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(publish, ("minutes", "hours")))
+    assert all(said.get("published") for said in lake.run_of(lived, run.id).tables.values())
+
+
+def killed(settings: Any) -> None:
+    """A process that takes a run back, and is killed between its two tables."""
+    os.setsid()
+    os.environ["TIDEMARK_FAILPOINT"] = "rolled back"
+    settle.rollback(settings, CATALOG, "night-1", "a mistake")
+
+
+def test_roll_back_that_was_killed_between_two_tables_is_finished(lived):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+    settle.publish(lived, CATALOG, run.id)
+    one = multiprocessing.get_context("spawn").Process(target=killed, args=(lived,))
+    one.start()
+    one.join(60)
+    assert one.exitcode == -signal.SIGKILL
+    assert (read(lived)["hours"], read(lived)["minutes"][YESTERDAY]) == (seen["hours"], [30])
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "rolled back")
 
 
 #   batches   0   1   2   3   4   5    of ten records each

@@ -1222,21 +1222,37 @@ def publish(
     only: Sequence[str] = (),
     over: Sequence[str] = (),
     reason: str = "",
+    again: bool = True,
 ) -> list[Published]:
     """Make a run's staged tables what readers see, each in one commit, rollups before views; without Spark.
 
     A table whose gate failed, and what reads it, is left as it was and said so in `blocked`. `only` names tables: they and
     what they read are published, the others left for another call. `over` names failed checks that a person takes upon
     themselves, for a `reason`: a table all of whose failed checks are named is published, and its record and history say
-    so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns.
-    Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, `LakeError` when a day was published with
-    a greater pin meanwhile.
+    so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns, and with a roll-back.
+    Without `again` a run that was rolled back stays so: a night does not undo what a person has done.
+    Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, and where what `over` names publishes nothing,
+    `LakeError` when a day was published with a greater pin meanwhile.
     """
-    with FileLock(settings.lake_path / "runs" / f".{lake.run_of(settings, run_id).id}.publishing"):
+    with publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
+        if run.state == "rolled back" and not again:
+            raise SettleError(f"run {run.id} was rolled back ({run.note}); to publish it all the same: tidemark publish {run.id}")
         if over:
             take_over(settings, run, over, reason)
-        return swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
+        done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
+        held = [p for p in done if p.blocked and set(over) & set(run.tables[p.table].get("failed", []))]
+        if held and all(p.version is None for p in done):
+            said = "; ".join(f"{p.table} is held back: {'; '.join(p.blocked)}" for p in held)
+            raise SettleError(
+                f"nothing of run {run.id} is published over {', '.join(over)}. {said}. Name every check that failed"
+            )
+        return done
+
+
+def publishing(settings: Settings, run_id: str) -> FileLock:
+    """Held by whoever publishes a run or takes it back: both write its record. Raises `KeyError` for an unknown run."""
+    return FileLock(settings.lake_path / "runs" / f".{lake.run_of(settings, run_id).id}.publishing")
 
 
 def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> None:
@@ -1296,6 +1312,8 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         said.pop("rolled_back", None)
         lake.save(settings, run)
         done.append(Published(declared.name, version, len(lake.staged(table, run.id)), seconds))
+    if done and all(p.blocked for p in done):
+        return done  # it waits as before
     run.state, run.published = "published", datetime.now(UTC).isoformat()
     lake.save(settings, run)
     return done
@@ -1352,27 +1370,28 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
     nothing more. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
     nothing is done.
     """
-    run = lake.run_of(settings, run_id)
-    if run.state not in ("published", "rolled back") and not any(t.get("published") for t in run.tables.values()):
-        raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
-    done = []
-    swapped = [d for d in reversed(catalog.derived) if run.tables.get(d.name, {}).get("published")]
-    said = {"rollback": run.id, "days": run.days, "reason": reason}
-    for declared in swapped:
-        lake.refuse_rollback(settings, lake.table(settings, declared), run, run.days_of(declared))
-    for declared in swapped:
-        began = time.monotonic()
-        table = lake.table(settings, declared)
-        version = lake.roll_back(settings, table, run, run.days_of(declared), said)
-        lake.failpoint("rolled back")
-        run.tables[declared.name].pop("published")
-        run.tables[declared.name]["rolled_back"] = datetime.now(UTC).isoformat()
+    with publishing(settings, run_id):
+        run = lake.run_of(settings, run_id)
+        if run.state not in ("published", "rolled back") and not any(t.get("published") for t in run.tables.values()):
+            raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
+        done = []
+        swapped = [d for d in reversed(catalog.derived) if run.tables.get(d.name, {}).get("published")]
+        said = {"rollback": run.id, "days": run.days, "reason": reason}
+        for declared in swapped:
+            lake.refuse_rollback(settings, lake.table(settings, declared), run, run.days_of(declared))
+        for declared in swapped:
+            began = time.monotonic()
+            table = lake.table(settings, declared)
+            version = lake.roll_back(settings, table, run, run.days_of(declared), said)
+            lake.failpoint("rolled back")
+            run.tables[declared.name].pop("published")
+            run.tables[declared.name]["rolled_back"] = datetime.now(UTC).isoformat()
+            lake.save(settings, run)
+            done.append(Published(declared.name, version, 0, time.monotonic() - began))
+        run.state, run.published = "rolled back", None
+        run.note = reason
         lake.save(settings, run)
-        done.append(Published(declared.name, version, 0, time.monotonic() - began))
-    run.state, run.published = "rolled back", None
-    run.note = reason
-    lake.save(settings, run)
-    return done
+        return done
 
 
 def runs(settings: Settings) -> list[Run]:
