@@ -192,6 +192,8 @@ def rolled(spark: Any, held: Mapping[int, str]) -> Any:
 
 PUBLISHED = ({0: "ab", 1: "cd", 2: "e"}, {0: "bA", 1: "d"})
 """Two batches, of which readers have the union: Aab, cd, e."""
+BEYOND = {0: "z", 9: "y"}
+"""A third one, that the run has not read and so does not compare."""
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_row_and_a_value_of_a_set_that_are_planted_in_a_rollup_are_found(spark
     settings = Settings(_env_file=None, home=tmp_path)
     table = lake.table(settings, minutes)
     table.create(fold.schema_of(rolled(spark, staged)))
-    for seq, held in enumerate(PUBLISHED):
+    for seq, held in enumerate((*PUBLISHED, BEYOND)):
         batch = lake.Batch("main", seq, seq)
         lake.append(table, batch, lake.write_spark(table, batch.folder, rolled(spark, held)))
     lake.stage(table, "new", rolled(spark, staged))

@@ -220,6 +220,26 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     assert settle.stale(settings, of) == []
 
 
+def logged(
+    settings: Settings, spark: Any, topic: Topic, events: Sequence[tuple[int, int, datetime]], reject: str | None = None
+) -> lake.Table:
+    """A topic's log with an event at each partition, offset and time, which its day is too."""
+    log = lake.table(settings, topic)
+    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(topic))))
+    rows = [
+        {
+            "at": None if reject else at,
+            "kafka": {"partition": p, "offset": o, "timestamp": at, "value": json.dumps({"at": at.isoformat()}).encode()},
+            "reject": reject,
+            "day": at.date(),
+        }
+        for p, o, at in events
+    ]
+    adds = lake.write_arrow(log, "live/main-5-5-x", pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
+    lake.append(log, lake.Batch("main", 5, 5), adds)
+    return log
+
+
 #   a reject of so many days ago is accepted now; the two days before today are published, and a price's view looks an hour back
 @pytest.mark.parametrize(
     ("ago", "at", "settled", "mended"), [(2, "12:00", [2], []), (2, "23:50", [2, 1], []), (0, "12:00", [], [0])]
@@ -230,12 +250,7 @@ def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_
     own = catalog([type("closes", (), {"prices": PRICES, "closes": closes})])
     days = [settle.yesterday(settings) - timedelta(days=n - 1) for n in range(3)]
     when = datetime.fromisoformat(f"{days[ago]}T{at}+00:00")
-    log = lake.table(settings, PRICES)
-    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(PRICES))))
-    kafka_of = {"partition": 0, "offset": 1, "timestamp": when, "value": json.dumps({"at": when.isoformat()}).encode()}
-    reject = {"kafka": kafka_of, "reject": "at: wanted DATE, found string", "day": days[ago]}
-    held = pa.Table.from_pylist([reject], pa.schema(log.delta().schema()))
-    lake.append(log, lake.Batch("main", 5, 5), lake.write_arrow(log, "live/main-5-5-x", held))
+    logged(settings, spark, PRICES, [(0, 1, when)], reject="at: wanted DATE, found string")
     pins = {"main": Pin("main", 6, READ, "")}
     run = Run("settle-1", "published", [str(d) for d in days[1:]], "", "", "", pins, {"closes": {"published": "at one"}})
     lake.save(settings, run)
@@ -479,6 +494,19 @@ def at_work(settings: Settings, say: Callable[[str], None]) -> settle.Settling:
     for table in settling.outer.values():
         table.create(StructType().add("at", "timestamp").add("day", "date"))
     return settling
+
+
+def test_night_computes_a_log_up_to_its_pin_and_no_record_further(settings: Settings, spark: Any) -> None:
+    """Of partition 0 the pin has read nine records, of partition 1 none; all of them are of one file and of the day."""
+    noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")})
+    settling = settle.Settling(settings, CLOSES, run, print)
+    settling.spark, settling.outer = (
+        spark,
+        {"prices": logged(settings, spark, PRICES, [(0, 8, noon), (0, 9, noon), (1, 0, noon)])},
+    )
+    found = settling.read(PRICES, noon - timedelta(hours=1), noon + timedelta(hours=1))
+    assert [tuple(r) for r in found.select("kafka.partition", "kafka.offset").collect()] == [(0, 8)]
 
 
 def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
