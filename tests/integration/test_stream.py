@@ -1,6 +1,7 @@
 """The stream in a process of its own: bad input, rollups that raise, ends that are clean, and what it refuses."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -85,6 +86,8 @@ def reading(number: int, **changes: Any) -> bytes:
     return json.dumps({k: v for k, v in event.items() if v is not ...}).encode()
 
 
+LARGE = "from tidemark import speed as s\ns.STEP, s.SMALL = 10, 0\n"
+"""What has a stream take every batch for a large one."""
 AFTER = "event time is more than 5 minutes after Kafka's timestamp"
 BEFORE = "event time is before the year 2000"
 BAD = [
@@ -296,15 +299,20 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
 def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_that_is_away_is_waited_for(
     sensors: Sensors, run, spark: SparkSession, broker: Settings, port: int
 ) -> None:
-    """The port of its metrics is taken all the while, and its consumer group, which nobody reads back, was moved."""
+    """The port of its metrics is taken all the while, and its consumer group, which nobody reads back, was moved.
+
+    It rolls in many steps, and takes each batch for a large one, whose files the executors write.
+    """
     shutil.copytree(sensors.checkpoint.path, sensors.settings.home / "older")
     sensors.send(*(reading(n) for n in range(400, 450)))
     sensors.move_group()
     with socket.create_server(("127.0.0.1", port)):
-        stream = run(sensors.settings.model_copy(update={"metrics_port": port}), {"topic": sensors.topic, "mended": True})
+        own = sensors.settings.model_copy(update={"metrics_port": port})
+        stream = run(own, {"topic": sensors.topic, "mended": True}, before=LARGE)
         stream.until(lambda: "metrics are not served, the stream runs without" in stream.said)
     stream.until(lambda: sensors.read() and local.status(sensors.settings)["progress"]["set_aside"] == {})
     stream.until(sensors.told)
+    assert len(re.findall(r"rolling from the log .*newests", stream.said)) > 1
     check_everything(sensors, spark)
     stream.until(lambda: sensors.hours() == by_hour(sensors))
 
