@@ -154,6 +154,27 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
 
 
 @pytest.mark.long
+def test_a_night_whose_run_was_rolled_back_meanwhile_publishes_nothing(night: Callable[..., Night]) -> None:
+    taken = night()
+    taken.run.state, taken.run.note = "rolled back", "a mistake"
+    lake.save(taken.settings, taken.run)
+    assert taken.ends()["state"] == "failed"
+    assert published(taken.settings) == set()
+    assert "run settle-1 was rolled back (a mistake); to publish it all the same: tidemark publish settle-1" in taken.said
+
+
+@pytest.mark.long
+def test_a_publication_over_one_of_two_failed_checks_is_red_and_says_which_others_failed(settings: Settings) -> None:
+    run = recorded(settings, "settle-1", "settle", "site_hourly_traffic")
+    run.tables["site_hourly_traffic"] |= {"reasons": [CHECK, "pv at least 1"], "failed": [CHECK, "pv at least 1"]}
+    lake.save(settings, run)
+    settle.publish(settings, CATALOG, run.id)
+    ended = Ended(settings, ("publish_over", {"run": run.id, "checks": [CHECK], "reason": "a holiday"}, ""))
+    assert ended.runs[0]["tasks"] == {"publish": "failed"}
+    assert f"site_hourly_traffic is held back: {CHECK}; pv at least 1. Name every check that failed" in ended.log
+
+
+@pytest.mark.long
 def test_a_night_whose_gates_hold_is_reported_as_published(night: Callable[..., Night]) -> None:
     green = night()
     green.ends(("nightly_report", {}, ""))
