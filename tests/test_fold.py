@@ -134,6 +134,7 @@ BAD = {
     "milliseconds of the year 0": (event(seen=-62_135_596_800_001), f"seen: wanted {ISO}, found BIGINT"),
     "milliseconds of the year 10000": (event(seen=253_402_300_800_000), f"seen: wanted {ISO}, found BIGINT"),
     "milliseconds past BIGINT": (event(seen=2**70), f"seen: wanted {ISO}, found DECIMAL"),
+    "milliseconds of -2^63": (event(seen=-(2**63)), f"seen: wanted {ISO}, found BIGINT"),
     "event time 1970": (event(at="1970-01-01T00:00:00Z"), TOO_OLD),
     "event time 0": (event(at=0), TOO_OLD),
     "a millisecond before 2000": (event(at="1999-12-31T23:59:59.999Z"), TOO_OLD),
@@ -255,6 +256,11 @@ def test_accept_late_counts_back_from_kafkas_timestamp(spark):
     late = "event time is more than 1 hour before Kafka's timestamp"
     values = [event(at=NOON_MS - 3_600_000), event(at=NOON_MS - 3_600_001)]
     assert reasons(spark, topic, values) == [None, late]
+
+
+def test_a_text_that_is_no_event_time_is_a_reject(spark):
+    topic = Topic("t", key="at", partitions=1, schema="at STRING NOT NULL", event_time="at")
+    assert reasons(spark, topic, [event(), event(at="yesterday")]) == [None, "no event time"]
 
 
 def test_time_is_judged_by_kafkas_timestamp_and_never_by_the_clock(spark):

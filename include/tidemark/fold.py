@@ -223,7 +223,9 @@ def read_as(column: Column) -> Expression:
     if bare == "DATE":
         date = F.expr(f"try_cast(try_variant_get({value}, '$', 'string') AS date)")
         return F.when(text & get("string").rlike(r"^\d{4}-\d\d-\d\d$") & (date >= F.lit(FIRST).cast("date")), date)
-    epoch = F.when(F.abs(get("bigint")) < MILLIS_OF_YEAR_10000, F.timestamp_millis(get("bigint")))
+    millis = get("bigint")  # of the least BIGINT there is no `abs`: it raises
+    near = (millis > -MILLIS_OF_YEAR_10000) & (millis < MILLIS_OF_YEAR_10000)
+    epoch = F.when(near, F.timestamp_millis(millis))
     instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), instant_of(get("string")))
     first, last = (F.lit(f"{d}Z").cast("timestamp") for d in (f"{FIRST} 00:00:00", f"{LAST} 23:59:59.999999"))
     return F.when(instant.between(first, last), instant)
@@ -311,7 +313,7 @@ def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]]) ->
 
 
 def event_time(topic: Topic) -> Expression:
-    own = F.expr(topic.event_time).cast("timestamp")
+    own = F.expr(topic.event_time).try_cast("timestamp")
     return own if not topic.compacted else F.when(tombstone(), F.coalesce(told_time(), "kafka.timestamp")).otherwise(own)
 
 
