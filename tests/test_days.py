@@ -12,13 +12,15 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from laws import log_of
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
 from tidemark import compare, fold, kafka, lake, settle
-from tidemark.functions import day
+from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
-from tidemark.model import Catalog, Topic, catalog, reach, view
+from tidemark.model import Catalog, Topic, catalog, reach, rollup, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -204,6 +206,35 @@ def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earli
     run = Run("settle-1", "published", ["2026-11-01", "2026-11-02"], "", "", "", pins, said)
     monkeypatch.setattr(lake, "runs", lambda _: [run])
     assert settle.stale(there, CLOSES) == [date(2026, 11, n) for n in ((1, 2) if earlier else (2,))]
+
+
+@rollup(reads={"prices": PRICES}, key=("hour",), time="hour", merge={"times": "distinct"})
+def hours(prices):
+    return prices.groupBy(pane("at", "1 hour").alias("hour")).agg(distinct("at").alias("times"))
+
+
+def over_two_prices(spark, settings, first: str, second: str) -> settle.Settling:
+    """A settling of October 25 over the log of two prices."""
+    log = log_of(spark, PRICES, [{"at": first}, {"at": second}])
+    settling = settle.Settling(settings, CLOSES, Run("r", "running", ["2026-10-25"], "test", "", "", {}), print)
+    settling.spark, settling.log_of = spark, lambda topic, days: log.where(F.col("day").isin(list(days)))
+    return settling
+
+
+def test_where_midnight_cuts_a_pane_days_rolled_one_by_one_have_all_of_it_as_those_rolled_at_once(spark, settings):
+    #   Kolkata  24th    I 23:50  )[ 25th     I 00:10
+    #   UTC      [18:00  I 18:20   18:30      I 18:40   19:00)     a pane of the 24th
+    there = settings.model_copy(update={"zone": "Asia/Kolkata"})
+    spark.conf.set("spark.tidemark.zone", there.zone)
+    try:
+        settling = over_two_prices(spark, there, "2026-10-24T18:20:00Z", "2026-10-24T18:40:00Z")
+        spans = [settle.period(there, date(2026, 10, n)) for n in (24, 25)]
+        at_once, *one_by_one = (settling.rolled(hours, *s) for s in ((spans[0][0], spans[1][1]), *spans))
+        for rows in (at_once, fold.union(one_by_one)):
+            found = rows.select("day", "hour", how_many("times").alias("prices")).toArrow().to_pylist()
+            assert found == [{"day": date(2026, 10, 24), "hour": datetime(2026, 10, 24, 18, tzinfo=UTC), "prices": 2}]
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
 
 
 @pytest.mark.parametrize(("of", "again"), [(PEOPLE, [2, 3, 4, 5]), (OWNED, [1, 2, 3, 4, 5])])

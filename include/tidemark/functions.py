@@ -61,7 +61,10 @@ def how_many(sketch: Column | str) -> Column:
 
 
 def pane(column: str, length: str) -> Column:
-    """The start of the pane that an instant lies in; panes are `[start, start + length)` counted from 1970-01-01 UTC."""
+    """The start of the pane that an instant lies in; panes are `[start, start + length)` counted from 1970-01-01 UTC.
+
+    A rollup's pane that is longer than an hour must lie in one business day: it is settled with that day's events alone.
+    """
     seconds = F.lit(int(duration(length).total_seconds()))
     return F.timestamp_seconds(F.floor(F.unix_seconds(F.col(column)) / seconds) * seconds)
 

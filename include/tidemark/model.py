@@ -241,6 +241,8 @@ class Changes:
 class Rollup:
     """Events folded into rows that merge. Calling it calls its function, so a test can.
 
+    It is settled day by day, from the events of the business day and of the hours that its midnights cut: what a row is of must
+    not reach over a midnight by more, as a pane of six hours from 18:00 UTC on reaches over Berlin's.
     `many` says that a key is so long-lived that every batch has a row of it: hundreds of sets of a key are then united by one
     aggregate, and not one after the other. The answer is the same.
     """

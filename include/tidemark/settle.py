@@ -1006,12 +1006,14 @@ class Settling:
         return [period(self.settings, first, last) for first, last in compare.stretches(self.run.days_of(declared))]
 
     def rolled(self, rollup: Rollup, low: datetime, high: datetime) -> DataFrame:
-        """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin."""
+        """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin: of events of the hours that its
+        ends cut too, where a zone is half an hour off."""
+        since, until = fold.floor(low, fold.HOUR), fold.looked_at_until(high, timedelta(0))
         events = {}
         for parameter, topic in rollup.topics.items():
-            accepted = fold.accepted(topic, self.log_rows(topic, low, high))
+            accepted = fold.accepted(topic, self.log_rows(topic, since, until))
             timed = accepted.withColumn("_at", fold.event_time(topic))
-            events[parameter] = fold.within(timed, "_at", self.bounds((low, high))).drop("_at")
+            events[parameter] = fold.within(timed, "_at", self.bounds((since, until))).drop("_at")
         return fold.within(fold.roll(rollup, events), rollup.time, self.bounds((low, high)))
 
     def log_rows(self, topic: Topic, low: datetime | None, high: datetime) -> DataFrame:
