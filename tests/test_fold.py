@@ -516,6 +516,13 @@ def test_a_view_without_its_key_is_refused_by_name(spark):
         answered(spark, some_hours)
 
 
+@pytest.mark.parametrize("column", ["settled", "day"])
+def test_a_view_that_gives_a_column_of_the_platform_is_refused_by_name(spark, column):
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([sound_pipeline(column)]))}
+    said = f"view sound: column {column} is a name that the platform uses; choose another"
+    assert str(found["sound"]) == said and isinstance(found["sound"], DeclarationError)
+
+
 def test_inputs_are_cut_to_the_period_typed_once_and_merged(spark):
     log = fold.judged(
         WIDE,

@@ -418,9 +418,11 @@ def answer(
     """A view's rows whose time falls in `period` (a one-row frame: timestamps `start`, `end`, exclusive), `settled`, `day`."""
     wants_period = {"period": period.select("start", "end")} if "period" in inspect.signature(function).parameters else {}
     frame = function(**inputs, **wants_period)
-    own = [c for c in frame.columns if c not in ("settled",)]
+    own = frame.columns
     if missing := [c for c in view.key if c not in own]:
         raise DeclarationError(f"view {view.name}: its function gives no column {', '.join(missing)}; it gives {', '.join(own)}")
+    if taken := [c for c in ("day", "settled") if c in own and c != view.time]:
+        raise DeclarationError(f"view {view.name}: column {taken[0]} is a name that the platform uses; choose another")
     kept = within(frame, view.time, period)
     return with_day(kept.select(*own, F.lit(settled).alias("settled")), view.time)
 
