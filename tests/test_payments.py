@@ -183,6 +183,10 @@ def test_what_failed_is_not_sold_and_not_refunded(spark):
     assert sold(spark, "18T10:00 o1 payment 9.00 tea 2 failed", "18T10:30 o1 refund 9.00 tea 2 failed") == []
 
 
+def test_what_moved_no_money_is_not_sold_and_not_refunded(spark):
+    assert sold(spark, "18T10:00 o1 payment 0.00 tea 2", "18T10:30 o1 refund -1.00 tea 1") == []
+
+
 def test_a_repeat_is_one_sale_one_entry_and_one_change(spark):
     event = {"event_id": "e1", "order_id": "o1", "kind": "payment", "item": "tea", "status": None, "version": None}
     event |= {"success": True, "amount": Decimal("4.50"), "quantity": 1, "happened_at": datetime(2026, 11, 18, 10, tzinfo=UTC)}
@@ -291,7 +295,7 @@ LAW = Law(
                    coalesce(sum(quantity) FILTER (kind = 'payment'), 0) AS sold,
                    coalesce(sum(quantity) FILTER (kind = 'refund'), 0) AS refunded, sold - refunded AS net
             FROM payments, period
-            WHERE kind IN ('payment', 'refund') AND success AND item IS NOT NULL AND quantity > 0
+            WHERE kind IN ('payment', 'refund') AND success AND amount > 0 AND item IS NOT NULL AND quantity > 0
                 AND date_trunc('hour', happened_at) >= start AND date_trunc('hour', happened_at) < stop
             GROUP BY ALL""",
     },

@@ -270,7 +270,8 @@ def order_status(changes: DataFrame) -> DataFrame:
 )
 def item_sales(payments: DataFrame) -> DataFrame:
     """How many pieces of each item were sold in each hour, and how many were refunded."""
-    counts = F.col("kind").isin("payment", "refund") & F.col("success") & (F.col("quantity") > 0) & F.col("item").isNotNull()
+    moved = F.col("kind").isin("payment", "refund") & F.col("success") & (F.col("amount") > 0)
+    counts = moved & (F.col("quantity") > 0) & F.col("item").isNotNull()
     pieces = F.when(F.col("kind") == "payment", F.col("quantity")).otherwise(0)
     back = F.when(F.col("kind") == "refund", F.col("quantity")).otherwise(0)
     return (
