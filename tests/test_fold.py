@@ -443,6 +443,15 @@ def test_a_set_is_exact_beyond_a_million_values(spark):
     assert spark.range(1_350_000).agg(functions.how_many(functions.distinct("id"))).first()[0] == 1_350_000
 
 
+def test_a_union_of_sets_is_exact_below_67_million(spark):
+    #   0 ------------- 100,000
+    #          50,000 ------------- 150,000
+    one, other = (spark.range(a, a + 100_000).agg(functions.distinct("id").alias("ids")) for a in (0, 50_000))
+    both = one.union(other).agg(functions.union("ids").alias("by_aggregate"), F.collect_list("ids").alias("sets"))
+    found = both.select(functions.how_many("by_aggregate"), functions.how_many(functions.union_of("sets")))
+    assert (tuple(found.first()), 2**functions.LG_NOMINAL) == ((150_000, 150_000), 67_108_864)
+
+
 def test_sets_of_a_rollup_with_many_rows_of_a_key_are_united_by_one_aggregate_and_others_one_after_the_other(spark):
     def plan_of(declared):
         rows = fold.nothing(spark, "page STRING, pane TIMESTAMP, views BINARY, visitors BINARY")
