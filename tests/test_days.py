@@ -213,12 +213,31 @@ def hours(prices):
     return prices.groupBy(pane("at", "1 hour").alias("hour")).agg(distinct("at").alias("times"))
 
 
+@view(reads={"hours": hours}, key=("day",), time="day", lookback="1 hour")
+def of_hours(hours, period):
+    return period.select(day("start").alias("day")).crossJoin(hours.agg(F.sum(how_many("times")).alias("prices")))
+
+
+@view(reads={"prices": PRICES}, key=("day",), time="day", lookback="1 hour")
+def of_prices(prices, period):
+    return period.select(day("start").alias("day")).crossJoin(prices.agg(F.count("*").alias("prices")))
+
+
 def over_two_prices(spark, settings, first: str, second: str) -> settle.Settling:
     """A settling of October 25 over the log of two prices."""
     log = log_of(spark, PRICES, [{"at": first}, {"at": second}])
     settling = settle.Settling(settings, CLOSES, Run("r", "running", ["2026-10-25"], "test", "", "", {}), print)
     settling.spark, settling.log_of = spark, lambda topic, days: log.where(F.col("day").isin(list(days)))
     return settling
+
+
+def test_a_night_reads_rollups_and_topics_beyond_midnight(spark, settings):
+    #   24th        23:50 I )[ 25th, which is settled alone        I 00:10
+    settling = over_two_prices(spark, settings, "2026-10-24T23:50:00Z", "2026-10-25T00:10:00Z")
+    start, end = settle.period(settings, date(2026, 10, 25))
+    settling.kept = {hours.name: settling.rolled(hours, start, end)}
+    asked = (fold.answers(spark, v, v, settling.read, start, end, settled=True, merged=True) for v in (of_hours, of_prices))
+    assert [tuple(r) for found in asked for r in found.select("day", "prices").collect()] == [(date(2026, 10, 25), 2)] * 2
 
 
 def test_where_midnight_cuts_a_pane_days_rolled_one_by_one_have_all_of_it_as_those_rolled_at_once(spark, settings):
