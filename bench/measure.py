@@ -131,4 +131,4 @@ def machine() -> dict[str, Any]:
 
 def plain_jvm(settings: Settings) -> dict[str, str]:
     """What `session` is told so that a peer has a JVM as it comes: ours has an archive of classes, and one compiler."""
-    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"}
+    return {"spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile=file:{settings.state}/log4j2.properties"'}

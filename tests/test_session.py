@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -44,6 +46,30 @@ def test_logs_say_day_and_time_in_utc_on_a_machine_of_another_zone(settings: Set
         assert before - timedelta(seconds=1) <= datetime.fromisoformat(f"{at}+00:00") <= datetime.now(UTC)
 
 
+COUNTS = """
+from pathlib import Path
+from tidemark.session import session
+from tidemark.settings import Settings
+
+spark = session(Settings(), "counts")
+print(spark.range(7).count())
+print(Path(f"/proc/{spark._jvm.java.lang.ProcessHandle.current().pid()}/maps").read_text())
+spark.stop()
+"""
+
+
+def test_folder_with_a_space_in_its_name_is_a_home_as_any_other(jars: Path, tmp_path: Path) -> None:
+    home = tmp_path / "with a space"
+    shutil.copytree(jars / "spark", home / "jars" / "spark")
+    shutil.copy(jars / session.ARCHIVE, home / "jars")
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTS], env=os.environ | {"TIDEMARK_HOME": str(home)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("7\n"), done.stderr
+    assert str(home / "jars" / session.ARCHIVE) in done.stdout
+    assert "log4j" not in done.stderr.lower(), done.stderr
+
+
 def test_a_jvm_starts_from_the_archive_of_classes(spark: SparkSession, jars: Path) -> None:
     pid = spark._jvm.java.lang.ProcessHandle.current().pid()
     assert str(jars / session.ARCHIVE) in Path(f"/proc/{pid}/maps").read_text()
@@ -72,7 +98,7 @@ class Rehearsal:
         self.held, self.broken = 0, ""
 
     def __call__(self, settings: Settings, app: str, extra: dict[str, str]) -> Any:
-        options = extra["spark.driver.extraJavaOptions"].split()
+        options = shlex.split(extra["spark.driver.extraJavaOptions"])
         (made,) = [Path(o.partition("=")[2]) for o in options if o.startswith("-XX:ArchiveClassesAtExit=")]
         self.held += 1
         made.write_text(f"classes {self.held}")

@@ -128,16 +128,16 @@ CPU-seconds without, 129 so, 155 as Java does; decision 0019 has the figures of 
 
 
 def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
-    """What must be said before the JVM starts."""
+    """What must be said before the JVM starts. Each option with a path is in quotes: its folder may have a space in its name."""
     # The serial collector, for two cores. The code cache would be 48 MB with C1 alone, which generated code fills in minutes;
     # then a third of a core goes into sweeping it.
     log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
     options = (
         f"{LATE if optimize else ONLY_C1} -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
-        f"-Dlog4j2.configurationFile=file:{log4j} -Dderby.system.home={scratch}"
+        f'"-Dlog4j2.configurationFile=file:{log4j}" "-Dderby.system.home={scratch}"'
     )
     if (archive := settings.jars / ARCHIVE).is_file():
-        options += f" -XX:SharedArchiveFile={archive} {QUIET}"
+        options += f' "-XX:SharedArchiveFile={archive}" {QUIET}'
     return {"spark.driver.memory": settings.driver_memory, "spark.driver.extraJavaOptions": options}
 
 
@@ -224,7 +224,7 @@ def archive(settings: Settings, runtime: Path) -> bool:
             return False
         for file in (stamp, place, made):
             file.unlink(missing_ok=True)
-        options = f"{java(settings)['spark.driver.extraJavaOptions']} -XX:ArchiveClassesAtExit={made} {QUIET}"
+        options = f'{java(settings)["spark.driver.extraJavaOptions"]} "-XX:ArchiveClassesAtExit={made}" {QUIET}'
         spark = session(settings, "tidemark-archive", {"spark.driver.extraJavaOptions": options})
         jvm: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
         try:
