@@ -418,7 +418,7 @@ def test_base_java_and_uv_are_pinned() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert pyproject["tool"]["uv"]["compile-bytecode"] is True
     [java] = re.findall(r"eclipse-temurin:(\d+)", DOCKERFILE)
-    assert int(java) >= local.JAVA_WANTED
+    assert int(java) >= session.JAVA_WANTED
 
 
 def test_images_are_pinned(services: dict[str, dict[str, Any]]) -> None:

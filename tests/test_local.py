@@ -16,8 +16,9 @@ import pytest
 
 from tidemark import __main__ as cli
 from tidemark import kafka, local
-from tidemark.local import BrokerFailed, JarsWrong, JavaMissing, Lease, LeaseHeld, PortBusy
+from tidemark.local import BrokerFailed, JarsWrong, Lease, LeaseHeld, PortBusy
 from tidemark.model import Topic
+from tidemark.session import JavaMissing
 from tidemark.settings import Settings
 
 

@@ -91,6 +91,19 @@ def test_a_function_that_was_called_once_is_not_looked_up_again(spark: SparkSess
     assert proto.REFLECTION_COMMAND_NAME[:1] not in asked
 
 
+def test_spark_starts_the_java_that_the_broker_has(settings: Settings, jars: Path, tmp_path: Path) -> None:
+    """PySpark by itself starts that of JAVA_HOME, whatever version it is."""
+    for folder, version in (("home/bin", "11.0.2"), ("path", "17.0.15")):
+        java = runtime(tmp_path / folder, version)
+        java.write_text(f"""#!/bin/sh
+        case $1 in -version) echo 'openjdk version "{version}"' >&2 ;; *) touch $0.started; exit 1 ;; esac
+        """)
+    said = {"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{tmp_path / 'path'}{os.pathsep}{os.environ['PATH']}"}
+    said |= {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars)}
+    done = subprocess.run([sys.executable, "-c", COUNTS], env=os.environ | said, capture_output=True, text=True)
+    assert [file.parent.name for file in tmp_path.rglob("java.started")] == ["path"], done.stderr
+
+
 class Rehearsal:
     """Stands where Spark would start and be rehearsed: writes an archive, or fails."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from tidemark import local
+from tidemark import local, session
 from tidemark.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -176,8 +176,9 @@ def clean() -> dict[str, str]:
 def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, patience: float = 120) -> None:
     """Start what of Airflow does not run, and return once all four components are healthy.
 
-    Its database is made or migrated first, its pools are set. Raises `AirflowFailed`, `PortBusy`.
+    Its database is made or migrated first, its pools are set. Raises `AirflowFailed`, `PortBusy`, `JavaMissing`.
     """
+    session.one_java()
     if not local.running(settings, "airflow-api"):
         local.refuse_busy("127.0.0.1", settings.airflow_port, "TIDEMARK_AIRFLOW_PORT")
     passwords(settings)

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal as signals
 import socket
@@ -29,13 +28,13 @@ from filelock import FileLock, Timeout
 
 from tidemark import kafka
 from tidemark.model import duration
+from tidemark.session import found_java
 from tidemark.settings import Settings
 
 log = structlog.get_logger()
 
 SOURCES = Path(__file__).parent.parent
 IVY, HASHES = SOURCES / "ivy.xml", SOURCES / "jars.sha256"
-JAVA_WANTED = 17
 BROKER = "broker"
 STARTING = timedelta(minutes=10)
 """How long a service that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
@@ -43,10 +42,6 @@ ALIVE = ("starting", "running", "waiting")
 """What the heartbeat of a stream says that has not ended."""
 LARGEST_REQUEST = 17 * 1024 * 1024
 """Bytes of a record batch that the embedded broker takes: a record of 16 MiB and what surrounds it."""
-
-
-class JavaMissing(RuntimeError):
-    """No Java runtime that is new enough."""
 
 
 class JarsWrong(RuntimeError):
@@ -71,31 +66,6 @@ class LeaseHeld(RuntimeError):
 def java() -> Path:
     """The `java` of JAVA_HOME, else of PATH, that is Java 17 or newer. Raises `JavaMissing`."""
     return found_java(os.environ.get("JAVA_HOME"), os.environ.get("PATH"))
-
-
-@functools.cache
-def found_java(home: str | None, path: str | None) -> Path:
-    seen = []
-    for where, folders in (("JAVA_HOME", home and str(Path(home) / "bin")), ("PATH", path)):
-        if folders and (candidate := shutil.which("java", path=folders)):
-            version = java_version(Path(candidate))
-            if version >= JAVA_WANTED:
-                return Path(candidate)
-            seen.append(f"{candidate} from {where} is {f'Java {version}' if version else 'not a Java that runs'}")
-    raise JavaMissing(
-        f"a Java runtime of version {JAVA_WANTED} or newer is needed; found {' and '.join(seen) or 'none in JAVA_HOME or PATH'}. "
-        "Install one (on Debian: apt install openjdk-17-jre-headless) or point JAVA_HOME at it"
-    )
-
-
-def java_version(candidate: Path) -> int:
-    """17 for "17.0.15", 8 for "1.8.0_392", 0 for what does not run."""
-    try:
-        said = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(match[1]) if match else 0
 
 
 def pinned() -> Mapping[str, str]:

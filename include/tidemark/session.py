@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -117,6 +120,46 @@ def cluster(settings: Settings) -> dict[str, str]:
     }
 
 
+JAVA_WANTED = 17
+
+
+class JavaMissing(RuntimeError):
+    """No Java runtime that is new enough."""
+
+
+@functools.cache
+def found_java(home: str | None, path: str | None) -> Path:
+    seen = []
+    for where, folders in (("JAVA_HOME", home and str(Path(home) / "bin")), ("PATH", path)):
+        if folders and (candidate := shutil.which("java", path=folders)):
+            version = java_version(Path(candidate))
+            if version >= JAVA_WANTED:
+                return Path(candidate)
+            seen.append(f"{candidate} from {where} is {f'Java {version}' if version else 'not a Java that runs'}")
+    raise JavaMissing(
+        f"a Java runtime of version {JAVA_WANTED} or newer is needed; found {' and '.join(seen) or 'none in JAVA_HOME or PATH'}. "
+        "Install one (on Debian: apt install openjdk-17-jre-headless) or point JAVA_HOME at it"
+    )
+
+
+def java_version(candidate: Path) -> int:
+    """17 for "17.0.15", 8 for "1.8.0_392", 0 for what does not run."""
+    try:
+        said = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    match = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(match[1]) if match else 0
+
+
+def one_java() -> None:
+    """Have PySpark and spark-submit, which look at no version, start the Java that the broker has: JAVA_HOME is forgotten where
+    that is the PATH's. Raises `JavaMissing`."""
+    home = os.environ.get("JAVA_HOME")
+    if home and not found_java(home, os.environ.get("PATH")).is_relative_to(home):
+        del os.environ["JAVA_HOME"]
+
+
 ONLY_C1 = "-XX:TieredStopAtLevel=1"
 LATE = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
@@ -152,7 +195,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     """A SparkSession on `settings.master` with the jars of `include/ivy.xml`. Makes one or returns the running one.
 
     `extra` overrides single settings; `optimize` is for who reads millions of records. Raises `FileNotFoundError` when the jars
-    have not been fetched (`tidemark jars`).
+    have not been fetched (`tidemark jars`), `JavaMissing`.
     """
     from pyspark.sql import SparkSession
 
@@ -172,6 +215,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
+        one_java()
         builder = builder.master(settings.master).config("spark.jars", ",".join(map(str, jars)))
         for name, value in java(settings, optimize).items():
             builder = builder.config(name, value)
