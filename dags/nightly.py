@@ -1,6 +1,7 @@
 """Every night: yesterday again from the log, exactly; checked, and published only where the checks hold."""
 
 from datetime import date, datetime, timedelta
+from pathlib import Path
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset, AssetAlias, AsyncCallback, DeadlineAlert, DeadlineReference, Param, dag, task, task_group
@@ -19,6 +20,11 @@ DAY = f"{{{{ params.day or ({OF_INTERVAL}) }}}}"
 SAID = f"{SETTINGS.state}/runs/nightly-{{{{ run_id }}}}"
 NIGHT = Asset("tidemark_night")
 PUBLISHED = AssetAlias("tidemark_published")
+
+
+def forget(context) -> None:
+    """An earlier try of the night has left its run's name, and this one may fail before it has a run."""
+    Path(context["task"].render_template(SAID, context)).unlink(missing_ok=True)
 
 
 @dag(
@@ -57,7 +63,7 @@ def nightly() -> None:
     * **wait is red**: the stream has not read the day; see `speed_layer`.
     """
 
-    wait = WaitForDay(task_id="wait", day=DAY, pool="wait")
+    wait = WaitForDay(task_id="wait", day=DAY, pool="wait", pre_execute=forget)
 
     @task
     def days(day: str) -> str:
@@ -76,14 +82,13 @@ def nightly() -> None:
         application_args=["--days", "{{ ti.xcom_pull('days') }}", "--reason", "nightly", "--said", SAID],
         name="tidemark-nightly",
         pool="spark",
+        pre_execute=forget,
         **session.submitted(SETTINGS),
     )
 
     @task
     def tables(said: str) -> list[dict[str, str]]:
         """The run's tables, for a gate and a publication each."""
-        from pathlib import Path
-
         from tidemark import lake
         from tidemark.pipelines import CATALOG
 
@@ -128,8 +133,6 @@ def nightly() -> None:
     @task(trigger_rule="all_done", outlets=[NIGHT], retries=0)
     def night(said: str, day: str, outlet_events=None) -> None:
         """Tell the report that the night is over, however it went; and people, where rows differ that should not."""
-        from pathlib import Path
-
         from tidemark import lake
 
         run = Path(said).read_text() if Path(said).exists() else None

@@ -175,6 +175,15 @@ def test_a_publication_over_one_of_two_failed_checks_is_red_and_says_which_other
 
 
 @pytest.mark.long
+def test_a_night_that_is_cleared_and_then_fails_tells_nothing_of_the_run_before(night: Callable[..., Night]) -> None:
+    cleared = night()
+    form = {"day": str(datetime.now(UTC).date())}
+    [ended] = Ended(cleared.settings, ("nightly", form, "settle")).runs
+    assert (ended["tasks"]["wait"], ended["tasks"]["night"]) == ("failed", "success")
+    assert [one["what"] for one in told(cleared.settings)] == ["run_failed"]
+
+
+@pytest.mark.long
 def test_a_night_whose_gates_hold_is_reported_as_published(night: Callable[..., Night]) -> None:
     green = night()
     green.ends(("nightly_report", {}, ""))
