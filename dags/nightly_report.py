@@ -34,7 +34,7 @@ def nightly_report() -> None:
 
     @task
     def report(triggering_asset_events=None, dag_run=None) -> list[str]:
-        from tidemark import notify, settle
+        from tidemark import lake, notify, settle
         from tidemark.pipelines import CATALOG
         from tidemark.report import report as write
 
@@ -42,8 +42,12 @@ def nightly_report() -> None:
         last = settle.yesterday(SETTINGS)
         told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
         days = {day for day in told if day <= last} if told else {last}  # a night may be asked for a day that is not over
-        if not told and dag_run.run_type == "scheduled" and (SETTINGS.lake_path / "reports" / f"{last}.html").exists():
+        reported = {page.stem for page in (SETTINGS.lake_path / "reports").glob("*.html")}
+        if not told and dag_run.run_type == "scheduled" and str(last) in reported:
             return []  # the night has brought it
+        # A night that others were missed before has settled their days too.
+        ran = {day for e in events if e.extra.get("run") for day in lake.run_of(SETTINGS, e.extra["run"]).days}
+        days |= {date.fromisoformat(day) for day in ran - reported}
         written = [write(SETTINGS, CATALOG, day) for day in sorted(days)]
         for path in written:
             notify.notify(SETTINGS, "report", f"Report of {path.stem}", f"It is in {path}")

@@ -134,8 +134,11 @@ def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Nig
 def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_event_by_table_and_day(
     night: Callable[..., Night],
 ) -> None:
-    days = (DAY - timedelta(days=1), DAY)
+    days = [DAY - timedelta(days=n) for n in (2, 1, 0)]
     red = night("site_hourly_traffic", days)
+    before = red.settings.lake_path / "reports" / f"{days[0]}.html"
+    before.parent.mkdir()
+    before.write_text("of its own night")
     ended = red.ends(("nightly_report", {}, ""))
     assert ended["state"] == "failed"
     assert {t for t, state in ended["tasks"].items() if state == "failed"} == {"each.gate[site_hourly_traffic]"}
@@ -150,7 +153,8 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
     assert set(said) == {"gate_failed", "unexplained_difference", "report"}
     for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.run.id):
         assert part in said["gate_failed"]
-    reported(red, "published in part")
+    reported(red, "published in part", days[1:])
+    assert before.read_text() == "of its own night"
 
 
 @pytest.mark.long
@@ -190,14 +194,14 @@ def test_a_night_whose_gates_hold_is_reported_as_published(night: Callable[..., 
     reported(green, "published")
 
 
-def reported(night: Night, stands: str) -> None:
-    """The report that the night has begun is of its day, and is told of."""
+def reported(night: Night, stands: str, days: Sequence[date] = (DAY,)) -> None:
+    """The report that the night has begun is of its day and of those of its run that had none, and is told of."""
     assert ["tidemark_night", {"day": str(DAY), "run": night.run.id}] in night.events
     [report] = night.then
-    page = night.settings.lake_path / "reports" / f"{DAY}.html"
-    assert (report["state"], report["gave"]["report"]) == ("success", [str(page)]), night.said[-4000:]
-    assert f">{stands}</span>" in page.read_text()
-    assert [one["title"] for one in told(night.settings) if one["what"] == "report"] == [f"Report of {DAY}"]
+    pages = [night.settings.lake_path / "reports" / f"{day}.html" for day in days]
+    assert (report["state"], report["gave"]["report"]) == ("success", [str(page) for page in pages]), night.said[-4000:]
+    assert all(f">{stands}</span>" in page.read_text() for page in pages)
+    assert [one["title"] for one in told(night.settings) if one["what"] == "report"] == [f"Report of {day}" for day in days]
 
 
 @pytest.mark.long
