@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from tidemark import kafka, lake, model, query, settle
 from tidemark.functions import day, distinct, how_many, pane
-from tidemark.model import Catalog, Topic, rollup, view
+from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
 
 EVENT = "id STRING NOT NULL, happened_at TIMESTAMP NOT NULL"
@@ -21,7 +21,7 @@ ZONE = "Asia/Shanghai"
 MILLI = timedelta(milliseconds=1)
 
 
-def declared(topic: str) -> Catalog:
+def declared(topic: str, live: dict[str, str] | None = None) -> Catalog:
     """Old news, counted by hour and by business day; and a topic beside it that takes nothing later than thirty days."""
     news = Topic(topic, "id", 2, EVENT, "happened_at", id="id")
     strict = Topic(f"{topic}_strict", "id", 1, EVENT, "happened_at", id="id", accept_late="30 days")
@@ -30,7 +30,7 @@ def declared(topic: str) -> Catalog:
     def minutes(news: DataFrame) -> DataFrame:
         return news.groupBy(pane("happened_at", "1 minute").alias("minute")).agg(distinct("id").alias("ids"))
 
-    @view(reads={"minutes": minutes}, key=("day",), time="day")
+    @view(reads={"minutes": minutes}, key=("day",), time="day", live=Live(**live) if live else None)
     def days(minutes: DataFrame) -> DataFrame:
         return minutes.groupBy(day("minute").alias("day")).agg(F.sum(how_many("ids")).alias("events"))
 
@@ -91,3 +91,29 @@ def test_events_of_four_hundred_days_ago_are_loaded_settled_and_asked(
         (first + 2 * one, 1),
     ]
     assert spark.conf.get("spark.tidemark.zone") == ZONE
+
+
+def test_live_days_begin_and_end_at_the_zones_midnight(house: Callable[..., Settings], run: Any) -> None:
+    settings, arguments = house(zone=ZONE), {"topic": "news_of_today", "live": {"every": "1 second", "back": "1 hour"}}
+    catalog = declared(**arguments)
+    kafka.apply(settings, catalog.topics.values())
+    today = (datetime.now(settings.tz) - timedelta(days=1)).date()  # whose end has passed, wherever the clock stands
+    begin, end = settle.period(settings, today)
+    late, minute = iter("abcdefgh"), timedelta(minutes=1)
+
+    def send(*instants: datetime) -> None:
+        events = [{"id": next(late), "happened_at": at.isoformat()} for at in instants]
+        assert kafka.produce(settings, catalog.topics["news_of_today"], events).complete
+
+    def days() -> list[tuple[date, int]]:
+        written = lake.table(settings, catalog["days"]).exists
+        return query.query(settings, catalog, "SELECT day, events FROM days ORDER BY day").rows if written else []
+
+    send(begin - MILLI, begin, end - 2 * minute)
+    stream = run(settings, arguments)
+    stream.until(lambda: days() == [(today, 2)])  # a stream that begins goes back as far as the view does, in whole days
+    send(end - minute, end - MILLI, end)
+    stream.until(lambda: days() == [(today, 4), (today + timedelta(days=1), 1)])
+    send(end - minute, end + minute)  # the first of them late
+    stream.until(lambda: days() == [(today, 5), (today + timedelta(days=1), 2)])
+    stream.drains()
