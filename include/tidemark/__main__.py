@@ -1355,7 +1355,7 @@ def demo(
             began = time.monotonic()
             if settling:
                 settling.end()
-            bring_down(config, steps, patience=15)
+            bring_down(config, steps, patience=60)
             steps.say(f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here")
 
 
