@@ -204,8 +204,8 @@ def spans_of_late(
         length = timedelta(0)
     around = set[date]()
     for d in days:
-        midnight = datetime.combine(d + DAY, datetime.min.time(), arrivals.settings.tz).astimezone(UTC)
-        last = (fold.looked_at_until(midnight, ahead) - MOMENT).astimezone(arrivals.settings.tz).date()
+        until = fold.looked_at_until(fold.midnight(d + DAY, arrivals.settings.tz), ahead)
+        last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
         around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
     for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
     found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]

@@ -746,11 +746,16 @@ def floor(at: datetime, step: timedelta) -> datetime:
     return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)
 
 
+def midnight(day: date, zone: ZoneInfo) -> datetime:
+    """The instant at which a business day begins."""
+    return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
+
+
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
     """`[start, end)` cut at each midnight of the business zone."""
     zone = ZoneInfo(functions.zone())
     while start < end:
-        midnight = datetime.combine(start.astimezone(zone).date() + timedelta(days=1), datetime.min.time(), zone)
-        until = min(end, midnight.astimezone(start.tzinfo))
+        following = midnight(start.astimezone(zone).date() + timedelta(days=1), zone)
+        until = min(end, following.astimezone(start.tzinfo))
         yield start, until
         start = until

@@ -620,10 +620,7 @@ def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> lis
 
 def period(settings: Settings, day: date, last: date | None = None) -> tuple[datetime, datetime]:
     """A business day, or several to `last`, as instants `[start, end)`, UTC; one day has 23, 24 or 25 hours."""
-    midnight = datetime.min.time()
-    start = datetime.combine(day, midnight, settings.tz)
-    end = datetime.combine((last or day) + timedelta(days=1), midnight, settings.tz)
-    return start.astimezone(UTC), end.astimezone(UTC)
+    return fold.midnight(day, settings.tz), fold.midnight((last or day) + timedelta(days=1), settings.tz)
 
 
 def yesterday(settings: Settings) -> date:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
-from tidemark.fold import HOUR, floor
+from tidemark.fold import HOUR, floor, midnight
 from tidemark.local import Lease, LeaseHeld
 from tidemark.model import (
     Catalog,
@@ -1674,8 +1674,3 @@ def by_span(rows: pa.Table, column: str, step: timedelta, zone: ZoneInfo) -> Ite
     for start, values in times.items():
         low, high = pc.greater_equal(rows[column], min(values)), pc.less_equal(rows[column], max(values))
         yield start, rows.filter(pc.and_(low, high))
-
-
-def midnight(day: date, zone: ZoneInfo) -> datetime:
-    """The instant at which a business day begins."""
-    return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)

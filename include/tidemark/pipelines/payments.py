@@ -12,7 +12,7 @@ from tidemark.functions import day, of_log
 from tidemark.model import Announce, Live, Topic, expect, view
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 STATUSES = ("placed", "paid", "shipped", "delivered", "returned", "cancelled", "closed")
 ITEMS = {"lamp": 39.90, "tea": 4.50, "silk": 89.00, "kettle": 24.95, "atlas": 32.00, "rope": 7.80}
@@ -91,6 +91,11 @@ PAYMENTS = Topic(
 # ------------------------------------------------------------------------------------------------------------ the ledger
 
 
+def money_moved() -> Column:
+    """Whether an event is a payment or a refund that moved money, which alone counts, in the ledger and in the items."""
+    return F.col("kind").isin("payment", "refund") & F.col("success") & (F.col("amount") > 0)
+
+
 @view(
     reads={"payments": PAYMENTS},
     key=("entry_id", "booked_at"),
@@ -126,9 +131,8 @@ PAYMENTS = Topic(
 )
 def payment_ledger(payments: DataFrame) -> DataFrame:
     """Each payment and each refund that moved money, an entry each."""
-    moved = F.col("kind").isin("payment", "refund") & F.col("success") & (F.col("amount") > 0)
     signed = F.when(F.col("kind") == "refund", -F.col("amount")).otherwise(F.col("amount"))
-    return payments.where(moved).select(
+    return payments.where(money_moved()).select(
         F.col("event_id").alias("entry_id"), F.col("happened_at").alias("booked_at"), "order_id", "kind", signed.alias("amount")
     )
 
@@ -270,8 +274,7 @@ def order_status(changes: DataFrame) -> DataFrame:
 )
 def item_sales(payments: DataFrame) -> DataFrame:
     """How many pieces of each item were sold in each hour, and how many were refunded."""
-    moved = F.col("kind").isin("payment", "refund") & F.col("success") & (F.col("amount") > 0)
-    counts = moved & (F.col("quantity") > 0) & F.col("item").isNotNull()
+    counts = money_moved() & (F.col("quantity") > 0) & F.col("item").isNotNull()
     pieces = F.when(F.col("kind") == "payment", F.col("quantity")).otherwise(0)
     back = F.when(F.col("kind") == "refund", F.col("quantity")).otherwise(0)
     return (
