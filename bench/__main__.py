@@ -80,7 +80,7 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
         case "plain" if quick:
             return plain.measure(world, (2000,), step=10, hold=20, batch=5000, batches=1, rounds=1, others=())
         case "plain":
-            rates = (2000, 4000, 8000, 12000, 16000, 24000)
+            rates = (2000, 4000, 8000, 12000, 16000, 24000, 32000, 48000)
             return plain.measure(world, rates, step=20, hold=60, batch=40_000, batches=1, rounds=2, others=[*ENGINES])
         case "publication":
             return publication.measure(world, 20_000)

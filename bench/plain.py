@@ -23,6 +23,8 @@ BEHIND = 3 * 5
 """Seconds of traffic that may be unread when a rate counts as sustained: three triggers."""
 OLD = 30
 """Seconds that the newest mark of the last hour may be behind the clock then."""
+READ = 0.9
+"""The share of what was offered that must be read meanwhile: a producer that falls behind offers less than it says."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class Held:
 
     @property
     def sustained(self) -> bool:
-        return self.behind <= BEHIND and self.age <= OLD
+        return self.behind <= BEHIND and self.age <= OLD and self.events >= READ * self.rate * self.seconds
 
     @property
     def told(self) -> str:
-        return f"{self.rate:,.0f} {self.behind:.0f} s unread ({BEHIND} at most), the newest mark {self.age:.0f} s old ({OLD})"
+        late = f"{self.behind:.0f} s unread ({BEHIND} at most), the newest mark {self.age:.0f} s old ({OLD})"
+        return f"{self.rate:,.0f} {late}, {self.events / self.seconds:,.0f} read a second"
 
     @property
     def an_event(self) -> float:
