@@ -56,7 +56,7 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
     from deltalake import DeltaTable
     from pyspark.sql import functions as F
 
-    from tidemark import fold, lake, session
+    from tidemark import fold, lake
     from tidemark.pipelines import CATALOG
     from tidemark.pipelines.traffic import PAGE_VIEWS, page_panes, page_quarters
     from tidemark.settings import Settings
@@ -65,9 +65,7 @@ def race(batches: Annotated[int, typer.Option()]) -> None:
     settings = Settings()
     (settings.state / "main").mkdir(parents=True, exist_ok=True)
     stream = Stream(settings, CATALOG, "main", settings.state / "main")
-    stream.spark = session.session(settings, "append", {"spark.scheduler.allocation.file": f"file:{stream.pools()}"})
-    stream.make_tables()
-    stream.generation = stream.open_generation(False, False)
+    stream.prepare()
     own, enough = stream.batch, threading.Event()
     said: dict[str, Any] = {"tidemark": [], "delta-spark": []}
 

@@ -64,16 +64,13 @@ def copies(outputs: int) -> Catalog:
 
 def race(outputs: Annotated[int, typer.Option()], batches: Annotated[int, typer.Option()]) -> None:
     """A real streaming query over a backlog; with no batches asked for, what it costs once there is nothing to read."""
-    from tidemark import session
     from tidemark.settings import Settings
     from tidemark.speed import Stream
 
     settings = Settings()
     (settings.state / "main").mkdir(parents=True, exist_ok=True)
     stream = Stream(settings, copies(outputs), "main", settings.state / "main")
-    stream.spark = session.session(settings, "batch", {"spark.scheduler.allocation.file": f"file:{stream.pools()}"})
-    stream.make_tables()
-    stream.generation = stream.open_generation(False, False)
+    stream.prepare()
     own, enough = stream.batch, threading.Event()
     said: dict[str, list[float]] = {"wall": [], "cpu": []}
 

@@ -215,6 +215,22 @@ class Stream:
         for signum in (signal.SIGTERM, signal.SIGINT):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signum, lambda *_: self.stopping.set())
+        self.prepare(recover, accept_loss)
+        beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
+        background = [Background(self, work) for work in beside]
+        try:
+            while not self.stopping.is_set():
+                self.follow(self.start_query())
+        finally:
+            self.stopping.set()
+            self.end(background)
+            if not self.away:
+                self.metrics.tell(self.upto, seconds=1)
+            self.spark.stop()
+        (self.state / "stop").unlink(missing_ok=True)
+
+    def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
+        """All that the first query needs: a session, the tables, a checkpoint, and of new rollups what the log has."""
         self.wait_for_broker()
         self.spark: SparkSession = session.session(
             self.settings,
@@ -232,18 +248,6 @@ class Stream:
         self.caught_up = not any(self.lag().values())
         self.roll_what_lacks()
         self.announcing = Refresher(self, [v for v in self.live_views() if v.announce], "announced", rest=0)
-        beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
-        background = [Background(self, work) for work in beside]
-        try:
-            while not self.stopping.is_set():
-                self.follow(self.start_query())
-        finally:
-            self.stopping.set()
-            self.end(background)
-            if not self.away:
-                self.metrics.tell(self.upto, seconds=1)
-            self.spark.stop()
-        (self.state / "stop").unlink(missing_ok=True)
 
     def end(self, background: Sequence[Background], seconds: float = 30) -> None:
         """End the work beside the batches, in the middle of a refresh too: it is done again at the next start."""
