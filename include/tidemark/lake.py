@@ -850,8 +850,8 @@ class Run:
     """A settling or a replay: what it reads (pins), its days, why, and what became of each table.
 
     `state` goes running → staged → published (→ rolled back), or to failed, or to dropped. `open_days` are days not over
-    yet, of which a replay mends the rollups; `mended` are such days of which rejects were accepted; `chunks` are the stretches of
-    days that it computes one after the other.
+    yet, of which a replay mends the rollups; `mended` are days not published yet that look at rejects which were accepted;
+    `chunks` are the stretches of days that it computes one after the other.
     """
 
     id: str
@@ -982,7 +982,7 @@ def settled_days(settings: Settings, table: Table) -> set[date]:
 
 
 def reopened(settings: Settings, since: datetime) -> date | None:
-    """The earliest day not over whose rollups a run has replaced, or given back, or added mended rejects to, since an instant."""
+    """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then."""
     found = []
     for path in (settings.lake_path / "runs").glob("*.json"):
         if path.stat().st_mtime > since.timestamp():

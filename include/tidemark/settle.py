@@ -179,36 +179,39 @@ def replay(
 
 def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: Progress = lambda _: None) -> Run | None:
     """Judge every reject again by the code of now; those that are accepted get their rows in log and rollups. Their days
-    that are over are settled, and every published day that looks at them. Returns the run to publish; None where no settled day
-    has changed.
+    that are over are settled, and every published day that looks at them; those that are not published yet are computed again
+    live. Returns the run to publish; None where no settled day has changed.
 
     A record is mended once: it is no reject afterwards. Cut off and done again, it finishes: the days are noted first, and
     a rollup's rows merge. Raises `SettleError` while a replay is undecided.
     """
     refuse_undecided(settings)
     spark = session.session(settings, "tidemark-rejects")
-    days: set[date] = set()
+    days, mended, last = set[date](), set[date](), yesterday(settings)
     for cut_off in lake.runs(settings):
         if cut_off.kind == "rejects" and cut_off.state in ("running", "failed"):
-            days |= {date.fromisoformat(d) for d in (*cut_off.days, *cut_off.mended)}
+            mended |= {date.fromisoformat(d) for d in cut_off.mended}
+            days |= {date.fromisoformat(d) for d in cut_off.days} | mended
     with lake.pinning(settings):
         refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
-        newest = newest_pins(settings, catalog)
+        newest, nights = newest_pins(settings, catalog), {*missed(settings, catalog), last, last + timedelta(days=1)}
+        live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
         for name, rejects in found.items():
-            looking = days_looking(settings, catalog, catalog.topics[name], newest)
+            looking, waiting = (days_looking(settings, catalog, catalog.topics[name], of) for of in (newest, live))
             for r in (r for held in rejects.values() for r in held):
                 days |= {r["day"], *(d for d, _ in looking(r["low"], r["high"]))}
+                mended |= {d for d, _ in waiting(r["low"], r["high"])}
         if not days:
             progress("no reject is accepted by the code of now")
             return None
         since, why = held_from(settings, catalog, catalog.names)
         if min(days) < since:
             progress(why)
-        over = sorted(d for d in days if since <= d <= yesterday(settings))
+        over = sorted(d for d in days if since <= d <= last)
         run = new_run(settings, "rejects", over, reason, pins)
-        run.mended = [str(d) for d in sorted(days) if d > yesterday(settings)]
+        run.mended = [str(d) for d in sorted(mended | {d for d in days if d > last})]
         run.chunks = chunks_of(settings, catalog, over)
         lake.save(settings, run)
         for name, rejects in found.items():

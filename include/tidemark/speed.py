@@ -1501,7 +1501,7 @@ class Refresher:
         )
 
     def reopened(self, view: View) -> date | None:
-        """The earliest day not over of which a run has replaced the rollups, since the view was last computed the full way."""
+        """The earliest live day for which a run has changed the rollups since the view was last computed the full way."""
         folder = self.stream.settings.lake_path / "runs"
         since = self.known.setdefault(view.name, datetime.now(UTC) - timedelta(days=1))
         if not folder.exists() or folder.stat().st_mtime <= since.timestamp():
