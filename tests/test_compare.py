@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from tidemark import compare, fold, lake, query, speed
 from tidemark.functions import distinct
-from tidemark.model import Catalog, Live, Topic, rollup, view
+from tidemark.model import Catalog, Live, Topic, View, rollup, view
 from tidemark.settings import Settings
 
 DAY = date(2024, 11, 20)
@@ -42,6 +42,15 @@ def joined(clicks): ...
 
 @view(reads={"clicks": TABLE}, key=("day",), time="day", live=Live("30 seconds", "2 hours"))
 def held(clicks): ...
+
+
+OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
+
+
+@view(
+    reads={"hours": replace(hours, **OTHER)}, key=("hour",), time="hour", lookahead="30 minutes", live=Live("1 minute", "2 hours")
+)
+def over(hours): ...
 
 
 DAYS = replace(hours, name="days", key=("day",), time="day")
@@ -100,7 +109,8 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
     lake.append(log, lake.Batch("main", 7, 9), rows_of(log, records))
     run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
     topic = TABLE if one in (joined, held) else CLICKS
-    catalog = Catalog({"clicks": topic}, {"minutes": minutes}, {one.name: one})
+    views = [v for v in (*one.reads.values(), one) if isinstance(v, View)]
+    catalog = Catalog({"clicks": topic}, {"minutes": minutes}, {v.name: v for v in views})
     pins = {"main": lake.Pin("main", more["published"], {"clicks": {"0": 99, "1": 99}}, "")} if "published" in more else None
     spans = compare.spans_of_late(compare.Arrivals(spark, settings), catalog, one, one.refresh, run, [DAY], pins)
     times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
@@ -115,9 +125,6 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
 
 def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
     return lake.write_arrow(table, "live/main-7-9-aa", pa.Table.from_pylist(rows, pa.schema(table.delta().schema())))
-
-
-OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
 
 
 @pytest.mark.parametrize(
@@ -146,6 +153,7 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookback="1 hour")}, [5, 6]),
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookahead="1 hour")}, [4, 5]),
         ([(0, 0, at(5, 30))], {"view": replace(hours, **OTHER)}, [4, 5, 6]),
+        ([(0, 0, at(5, 30))], {"view": over}, [3, 4, 5, 6]),
         ([(0, 0, at(23, 30, DAY - timedelta(days=1)))], {"view": replace(hours, lookback="1 hour")}, [-1, 0]),
         ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0))], {"view": DAYS}, [DAY]),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tidemark import lake, local, speed
-from tidemark.model import duration
+from tidemark.model import Live, View, duration, view
 from tidemark.pipelines import CATALOG
+from tidemark.pipelines.searches import search_clicks
 from tidemark.pipelines.traffic import last_hour
 from tidemark.settings import Settings
 
@@ -178,13 +179,26 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
 
 
-@pytest.mark.parametrize(("seen", "clicked"), [("10:31", "10:04"), ("10:31", None), (None, None)])
-def test_rows_that_look_ahead_at_a_late_event_are_computed_again(seen: str | None, clicked: str | None) -> None:
+@view(reads={"clicks": search_clicks}, key=("hour",), time="hour", lookahead="1 hour", live=Live("1 minute", "30 minutes"))
+def clicks_of_two_hours(clicks: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("view", "seen", "clicked", "since"),
+    [
+        (search_clicks, "10:31", "10:04", "09:00"),
+        (search_clicks, "10:31", None, "09:00"),
+        (search_clicks, None, None, "09:00"),
+        (clicks_of_two_hours, "10:31", None, "08:00"),  # it looks an hour ahead at searches, which look ten minutes ahead
+    ],
+)
+def test_rows_that_look_ahead_at_a_late_event_are_computed_again(
+    view: View, seen: str | None, clicked: str | None, since: str
+) -> None:
     #   09:58 search   10:04 its click, thirty minutes late at most    10:32 stream time
     def at(time: str) -> datetime:
         return datetime.fromisoformat(f"2026-11-19T{time}+00:00")
 
-    view = CATALOG.views["search_clicks"]
     stream: Any = SimpleNamespace(done=7, stream_time=at("10:32"), ended_at=None, skipped=set(), computed={})
     stream.low_since = lambda *_: at(clicked) if clicked else speed.EARLIEST
     refresher = object.__new__(speed.Refresher)
@@ -194,7 +208,7 @@ def test_rows_that_look_ahead_at_a_late_event_are_computed_again(seen: str | Non
     refresher.reopened = lambda view: None
     refresher.untouched = lambda view, at: False
     span = refresher.span(view)
-    assert span and span.since == at("09:00")
+    assert span and span.since == at(since)
 
 
 def test_a_table_that_cannot_be_merged_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

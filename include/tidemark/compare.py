@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
-from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, remembered
+from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, reach, remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -190,28 +190,27 @@ def spans_of_late(
     """The spans of a view's time, `start` and `end` (exclusive), in which late events explain that rows of some days differ.
 
     The law: a row that differs is explained if in what it looks at, `[time - lookback, time + its own length + lookahead]`,
-    lies an accepted event that one of the two sides need not have. What is live (`pins` is None) need not have an event that
-    came when stream time, that of its own batch, was past it by more than `back`, nor one that came within the last two
-    `every`, nor, where marks are computed again once they are `back` old, one that stream time is not past by twice that.
+    lies an accepted event that one of the two sides need not have. Where it reads views, their margins are added to its own.
+    What is live (`pins` is None) need not have an event that came when stream time, that of its own batch, was past it by more
+    than `back`, nor one that came within the last two `every`, nor, where marks are computed again once they are `back` old,
+    one that stream time is not past by twice that.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
     A row that reads a table, or joins with a topic's changes, looks at every change before it.
     It does not say that the event is why: a fault in a row beside late events is taken for late.
     """
     assert isinstance(declared, View)
-    behind, ahead, length = duration(declared.lookback), duration(declared.lookahead), HOUR - MOMENT
-    if declared.time == "day":
-        length = timedelta(0)
-    around = set[date]()
-    for d in days:
-        until = fold.looked_at_until(fold.midnight(d + DAY, arrivals.settings.tz), ahead)
-        last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
-        around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
+    length = timedelta(0) if declared.time == "day" else HOUR - MOMENT
     for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
     found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     before = pins and tuple(sorted((name, pin.seq) for name, pin in pins.items()))
     for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
-        earlier = topic.name in for_ever
+        earlier, (ahead, behind) = topic.name in for_ever, reach(catalog, topic)[declared.name]
+        around = set[date]()
+        for d in days:
+            until = fold.looked_at_until(fold.midnight(d + DAY, arrivals.settings.tz), ahead)
+            last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
+            around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
         asked = topic.name, tuple(sorted(around)), earlier, live.back, live.every, coarse, before
         late = partial(hours_of_late, arrivals, topic, around, earlier, live, coarse, pins, run.pins)
         hours = arrivals.once(asked, late)  # page and site, hour and day look at the same

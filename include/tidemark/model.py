@@ -313,7 +313,8 @@ class Rollup:
 class Live:
     """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
 
-    An event corrects rows of up to the view's lookahead before its own time, so these too are computed again.
+    An event corrects rows of up to the view's lookahead before its own time, so these too are computed again; the lookaheads of
+    views that it reads add up.
     They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
     time and leaves more files, so it is for views of few rows that are wanted soon. A view of days takes whole days.
     """
@@ -365,8 +366,8 @@ class Announce:
     before the row is there to read, under an id made of the view's name and the key: whatever is done again, and a key that goes
     and comes back, is said once for as long as the notifier remembers (seven days). Only what is live announces: no settling,
     replay, publication or roll-back, and no row of a settled day. A stream that begins with history, or was away, announces of it
-    what lies within `back` and the view's lookahead of its stream time, and nothing older. A row that changes under its key is
-    not announced again.
+    what lies within `back` and what the view looks ahead of its stream time, and nothing older. A row that changes under its key
+    is not announced again.
     """
 
     title: str
@@ -730,6 +731,12 @@ def reach(catalog: Catalog, topic: Topic) -> dict[str, tuple[timedelta, timedelt
             found[declared.name] = ahead, back
     del found[topic.name]
     return found
+
+
+def looks_ahead(declared: Declared) -> timedelta:
+    """How far after its own time a row may look: itself, or through views that it reads, whose margins add up as in `reach`."""
+    own = duration(declared.lookahead) if isinstance(declared, View) else timedelta(0)
+    return own + max(map(looks_ahead, sources(declared)), default=timedelta(0))
 
 
 def comment(declared: Declared) -> str:

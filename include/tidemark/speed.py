@@ -41,6 +41,7 @@ from tidemark.model import (
     comment,
     duration,
     fingerprint,
+    looks_ahead,
     needed,
 )
 
@@ -1454,11 +1455,12 @@ class Refresher:
         seq = min([seq, *(self.upto.get(s.name, -1) for s in behind)])
         whole = [self.stream.computed.get(s.name, before) for s in behind if not getattr(s, "shortcut", None)]
         at = min([at, *whole])
-        back = min(at, before) - duration(view.refresh.back) - duration(view.lookahead)
+        ahead = looks_ahead(view)
+        back = min(at, before) - duration(view.refresh.back) - ahead
         if last:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
             low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
-            back = max(back, min(low - duration(view.lookahead), last)) if low > EARLIEST else back
+            back = max(back, min(low - ahead, last)) if low > EARLIEST else back
         if reopened:
             back = min(back, midnight(reopened, self.zone))
         # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
