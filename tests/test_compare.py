@@ -53,6 +53,13 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
 def over(hours): ...
 
 
+ADS = replace(CLICKS, name="ads", stream="alarms")
+
+
+@view(reads={"minutes": minutes, "ads": ADS}, key=("hour",), time="hour", live=Live("30 seconds", "2 hours"))
+def of_two_streams(minutes, ads): ...
+
+
 DAYS = replace(hours, name="days", key=("day",), time="day")
 MARKS = replace(hours, name="marks")
 
@@ -78,9 +85,10 @@ BATCHES = (
 def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datetime]], **more: Any) -> list[int] | list[date]:
     """Which hours of the day (or which days, for a view of days) late events explain."""
     settings, one = Settings(_env_file=None, home=tmp_path, zone=more.get("zone", "UTC")), more.get("view", hours)
-    ledger, log = lake.ledger(settings), lake.table(settings, CLICKS)
+    ledger, log, ads = lake.ledger(settings), lake.table(settings, CLICKS), lake.table(settings, ADS)
     ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
-    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(CLICKS))))
+    for table in (log, ads) if one is of_two_streams else (log,):
+        table.create(fold.schema_of(fold.nothing(spark, fold.log_schema(CLICKS))))
     entered = [
         {
             "stream": "main",
@@ -96,6 +104,9 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
         }
         for seq, partition, start, end, time in BATCHES
     ]
+    # Another stream was at 12:30 a minute before.
+    alarms = {"stream": "alarms", "topic": "ads", "stream_time": at(12, 30), "finished_at": at(11, 59)}
+    entered.append({**entered[0], **alarms})
     lake.append(ledger, lake.Batch("main", 7, 9), rows_of(ledger, entered))
     records = [
         {
@@ -110,7 +121,7 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
     run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
     topic = TABLE if one in (joined, held) else CLICKS
     views = [v for v in (*one.reads.values(), one) if isinstance(v, View)]
-    catalog = Catalog({"clicks": topic}, {"minutes": minutes}, {v.name: v for v in views})
+    catalog = Catalog({"clicks": topic, "ads": ADS}, {"minutes": minutes}, {v.name: v for v in views})
     pins = {"main": lake.Pin("main", more["published"], {"clicks": {"0": 99, "1": 99}}, "")} if "published" in more else None
     spans = compare.spans_of_late(compare.Arrivals(spark, settings), catalog, one, one.refresh, run, [DAY], pins)
     times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
@@ -138,6 +149,10 @@ def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
         ([(1, 9, at(10, 30))], {}, [10]),  # the same offset of another partition is of another batch
         ([(0, 0, at(9, 59))], {"reject": "not JSON"}, []),
         ([(0, 0, at(1)), (0, 1, at(1, 59)), (0, 2, at(5, 30)), (0, 3, at(11, 30))], {}, [1, 5]),
+        # the stream that refreshes the view is not the one that has read the event
+        ([(0, 0, at(10, 29))], {"view": of_two_streams}, [10]),
+        ([(0, 0, at(10, 30))], {"view": of_two_streams}, []),
+        ([(0, 10, at(10, 59))], {"view": of_two_streams}, [10]),
         # what one side cannot have: beyond this run's pin, after the last refreshes, beyond the publication's pin
         ([(0, 20, at(12, 30))], {"pin": 8}, [12]),
         ([(0, 4999, at(12, 30))], {"pin": 8}, [12]),

@@ -84,12 +84,13 @@ class Arrivals:
         self.spark, self.settings = spark, settings
         self.known: dict[tuple[Any, ...], DataFrame] = {}
 
-    def of(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
+    def of(self, topic: Topic, days: Collection[date], earlier: bool, stream: str) -> DataFrame:
         """The accepted events of a topic on some days: `at` (event time) and `batch` (`stream`, `seq` and two times).
 
-        With `earlier` those of every day before too; of them, what came before the first of `days` has no batch.
+        With `earlier` those of every day before too; of them, what came before the first of `days` has no batch. Where another
+        stream than `stream` reads the topic, a batch's stream time is the later of what the two had come to by then.
         """
-        return self.once((topic.name, tuple(sorted(days)), earlier), lambda: self.read(topic, days, earlier))
+        return self.once((topic.name, tuple(sorted(days)), earlier, stream), lambda: self.read(topic, days, earlier, stream))
 
     def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> DataFrame:
         """What `make` gives, computed for the first who asks."""
@@ -97,10 +98,14 @@ class Arrivals:
             self.known[asked] = make().persist()
         return self.known[asked]
 
-    def read(self, topic: Topic, days: Collection[date], earlier: bool) -> DataFrame:
+    def read(self, topic: Topic, days: Collection[date], earlier: bool, stream: str) -> DataFrame:
         # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
+        if stream != lake.reader(self.settings, topic):
+            come = F.max("stream_time").over(Window.orderBy("finished_at"))
+            of_both = (F.col("stream") == stream) | (F.col("topic") == topic.name)
+            entered = entered.where(of_both).withColumn("stream_time", come)
         at, places = F.col("at"), F.sequence(bucket(F.col("from_offset")), bucket(F.col("until_offset") - 1))
         batches = entered.where((F.col("topic") == topic.name) & (F.col("until_offset") > F.col("from_offset"))).select(
             "partition",
@@ -191,9 +196,9 @@ def spans_of_late(
 
     The law: a row that differs is explained if in what it looks at, `[time - lookback, time + its own length + lookahead]`,
     lies an accepted event that one of the two sides need not have. Where it reads views, their margins are added to its own.
-    What is live (`pins` is None) need not have an event that came when stream time, that of its own batch, was past it by more
-    than `back`, nor one that came within the last two `every`, nor, where marks are computed again once they are `back` old,
-    one that stream time is not past by twice that.
+    What is live (`pins` is None) need not have an event that came when stream time, that of its own batch or of the stream that
+    refreshes the view, was past it by more than `back`, nor one that came within the last two `every`, nor, where marks are
+    computed again once they are `back` old, one that stream time is not past by twice that.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
     A row that reads a table, or joins with a topic's changes, looks at every change before it.
@@ -204,15 +209,17 @@ def spans_of_late(
     for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
     found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
     before = pins and tuple(sorted((name, pin.seq) for name, pin in pins.items()))
-    for topic in (catalog.topics[n] for n in needed(catalog, [declared.name]) if n in catalog.topics):
+    topics = [catalog.topics[n] for n in sorted(needed(catalog, [declared.name])) if n in catalog.topics]
+    stream = lake.reader(arrivals.settings, topics[0])
+    for topic in topics:
         earlier, (ahead, behind) = topic.name in for_ever, reach(catalog, topic)[declared.name]
         around = set[date]()
         for d in days:
             until = fold.looked_at_until(fold.midnight(d + DAY, arrivals.settings.tz), ahead)
             last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
             around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
-        asked = topic.name, tuple(sorted(around)), earlier, live.back, live.every, coarse, before
-        late = partial(hours_of_late, arrivals, topic, around, earlier, live, coarse, pins, run.pins)
+        asked = topic.name, tuple(sorted(around)), earlier, stream, live.back, live.every, coarse, before
+        late = partial(hours_of_late, arrivals, topic, around, earlier, stream, live, coarse, pins, run.pins)
         hours = arrivals.once(asked, late)  # page and site, hour and day look at the same
         start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
         found.append(hours.select(start.alias("start"), (F.lit(NEVER) if earlier else end).alias("end")))
@@ -224,6 +231,7 @@ def hours_of_late(
     topic: Topic,
     days: Collection[date],
     earlier: bool,
+    stream: str,
     live: Live,
     coarse: bool,
     pins: Pins | None,
@@ -235,13 +243,12 @@ def hours_of_late(
     if pins is None:
         back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
         lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
-        reader = lake.reader(arrivals.settings, topic)
-        times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, reader) if r["stream_time"]]
+        times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, stream) if r["stream_time"]]
         if coarse and times:
             lacking |= at > F.lit(max(times) - 2 * back)
     elif lake.upto(pins, topic.name):
         lacking |= ~read_by(pins, "batch.stream", "batch.seq")
-    came = arrivals.of(topic, days, earlier).where(lacking)
+    came = arrivals.of(topic, days, earlier, stream).where(lacking)
     return came.groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
 
 

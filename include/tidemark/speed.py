@@ -1060,7 +1060,8 @@ class Stream:
     # ---- beside the batches
 
     def live_views(self) -> list[View]:
-        """The live views that this stream refreshes: those of which it reads the first topic, by name."""
+        """The live views that this stream refreshes: those of which it reads the first topic, by name. Its stream time is theirs:
+        what another stream reads later than `back` behind it they have with their night."""
         views = [v for v in self.catalog.views.values() if v.refresh and v.name in self.tables]
         return [v for v in views if min(needed(self.catalog, [v.name]) & self.catalog.topics.keys()) in self.mine.topics]
 
