@@ -1256,7 +1256,8 @@ def verify(
     """Look whether every file that a table names is there, and as long as it was written. Exit code 1 where one is not.
 
     With --repair a log's files are made again from Kafka, while it holds their records, and those of rollups and views are named
-    no more: readers go on without their rows, until the replay is published that the command tells.
+    no more: readers go on without their rows, until the replay is published that the command tells. Verdicts are written again
+    from what is kept beside their runs' records.
     """
     from tidemark import repair as engine
 
@@ -1278,14 +1279,16 @@ def verify(
     done = engine.repair(config, catalog(), lambda said: typer.echo(said, err=True))
     if json_:
         show(done)
-        return
-    table(
-        ("table", "files", "rows again", "then"),
-        [[d.table, d.files, d.rows, d.then] for d in done],
-        right=("files", "rows again"),
-    )
-    if any(d.then for d in done):
-        typer.echo("then tidemark compare and tidemark publish the run that it names", err=True)
+    else:
+        table(
+            ("table", "files", "rows again", "then"),
+            [[d.table, d.files, d.rows, d.then] for d in done],
+            right=("files", "rows again"),
+        )
+        if any(d.files and d.then for d in done):
+            typer.echo("then tidemark compare and tidemark publish the run that it names", err=True)
+    if engine.damage(config, catalog()):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

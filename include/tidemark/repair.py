@@ -1,14 +1,15 @@
-"""Files that a table names and that are gone or cut: found without Spark, and made again from Kafka or from the log."""
+"""Files that a table names and that are gone or cut: found without Spark, and made again from what holds their rows too."""
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
-from tidemark import fold, kafka, lake, session
+from tidemark import fold, kafka, lake, quality, session
 from tidemark.model import Catalog, Topic
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class RepairError(RuntimeError):
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that a table's newest version names, and `what` is wrong with it: it is gone, or is not as long as written."""
+    """A file that a table's newest version names, and `what` is wrong with it: it is gone, or is not as long as written; or the
+    table's Delta log, with the sentence why it cannot be read."""
 
     table: str
     path: str
@@ -36,7 +38,8 @@ class Damage:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What became of one table: `rows` that are there again, and the command that does the rest, where there is one."""
+    """What became of one table: `rows` that are there again, and the command that does the rest, where there is one, or why a
+    person has to."""
 
     table: str
     files: int
@@ -47,14 +50,13 @@ class Repaired:
 def damage(settings: Settings, catalog: Catalog) -> list[Damage]:
     """Every file of the lake's tables that is gone or cut; one look at each, without Spark. What is inside is not read."""
     tables = [lake.table(settings, catalog[name]) for name in catalog.names]
-    tables += [lake.ledger(settings), lake.verdicts(settings)]
-    return [
-        Damage(table.name, file.path, file.day, file.rows, what)
-        for table in tables
-        if table.exists
-        for file in table.files()
-        if (what := wrong(table, file))
-    ]
+    found = []
+    for table in (*tables, lake.ledger(settings), lake.verdicts(settings)):
+        try:
+            found += [Damage(table.name, f.path, f.day, f.rows, what) for f in damaged(table) if (what := wrong(table, f))]
+        except lake.LakeError as error:
+            found.append(Damage(table.name, "_delta_log", None, 0, str(error)))
+    return found
 
 
 def wrong(table: lake.Table, file: lake.File) -> str | None:
@@ -70,15 +72,17 @@ def damaged(table: lake.Table) -> list[lake.File]:
 
 
 def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: None) -> list[Repaired]:
-    """Make a log's damaged files again from Kafka, and have rollups and views name theirs no more: those are replayed.
+    """Make a log's damaged files again from Kafka, and have rollups and views name theirs no more: those are replayed. Verdicts
+    are written again from what is kept beside their runs' records.
 
     Beside a running stream too. Raises `RepairError`, and nothing is done to that table, where Kafka no longer holds what a
-    log's file held, where nobody knows what it held, and for the ledger, which is made of nothing else.
+    log's file held, where nobody knows what it held, and for the ledger, which is made of nothing else. Verdicts that nothing
+    holds any more keep nothing else from being repaired: that is said last.
     """
     done = []
-    for table in (lake.ledger(settings), lake.verdicts(settings)):
-        if files := damaged(table):
-            raise RepairError(f"table {table.name}: {files[0].path} {wrong(table, files[0])}; put it back from a copy")
+    ledger, verdicts = lake.ledger(settings), lake.verdicts(settings)
+    if files := damaged(ledger):
+        raise RepairError(f"table {ledger.name}: {files[0].path} {wrong(ledger, files[0])}; put it back from a copy")
     for topic in catalog.topics.values():
         table = lake.table(settings, topic)
         if files := damaged(table):
@@ -94,6 +98,13 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
             then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
             done.append(Repaired(table.name, len(files), 0, then))
             progress(f"{table.name}: {len(files)} files named no more")
+    try:
+        if files := damaged(verdicts):
+            kept(settings, verdicts, files)
+            done.append(Repaired(verdicts.name, len(files), sum(f.rows for f in files), None))
+            progress(f"{verdicts.name}: {len(files)} files written again from what is kept beside the runs' records")
+    except (RepairError, lake.LakeError) as error:
+        done.append(Repaired(verdicts.name, 0, 0, str(error)))
     return done
 
 
@@ -132,6 +143,23 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
             )
         if lake.swap(table, mine, adds, {"made again": [f.path for f in mine]}) is None:
             raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+
+
+def kept(settings: Settings, verdicts: lake.Table, files: Sequence[lake.File]) -> None:
+    """Write the verdicts of damaged files again, in one commit: `runs/<run>.verdicts` holds them too."""
+    adds = []
+    for file in files:
+        run = file.path.split("/")[1]
+        beside = settings.lake_path / "runs" / f"{run}.verdicts"
+        found = [v for v in quality.from_json(beside.read_text()) if v.days[0] == file.day] if beside.exists() else []
+        if len(found) != file.rows:
+            raise RepairError(
+                f"table {verdicts.name}: {file.path} {wrong(verdicts, file)}, and no run's record has its {file.rows:,} verdicts "
+                f"beside it; put it back from a copy"
+            )
+        adds += lake.write_arrow(verdicts, f"live/{run}/{uuid.uuid4().hex[:8]}", quality.to_arrow(found))
+    if lake.swap(verdicts, files, adds, {"written again": [f.path for f in files]}) is None:
+        raise RepairError(f"table {verdicts.name} was rewritten meanwhile; run it again: tidemark verify --repair")
 
 
 def missing(

@@ -1,16 +1,20 @@
 """A file of a table is gone or cut: it is found, and made again from Kafka or from the log, while the stream runs on."""
 
+import re
+import shutil
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable, Schema
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tidemark import kafka, lake, model, query, repair, settle
+from tidemark import kafka, lake, model, quality, query, repair, settle
 from tidemark.functions import distinct, how_many, pane
 from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
@@ -132,3 +136,63 @@ def test_what_kafka_no_longer_holds_is_refused_and_nothing_is_done(shop: Shop) -
     with pytest.raises(repair.RepairError, match=rf"partition {partition} offsets 0 to 0 are deleted; put it back from a copy"):
         repair.repair(shop.settings, shop.catalog)
     assert log.delta().version() == version and shop.damage() == [(log.name, "is gone")]
+
+
+def written(table: lake.Table, folder: str, rows: pa.Table) -> lake.Table:
+    """A table of a lake without a stream, with these rows."""
+    if not table.exists:
+        DeltaTable.create(table.path, Schema.from_arrow(rows.schema), mode="ignore", partition_by=["day"])
+    lake.append(table, lake.Batch(folder, 0, 0), lake.write_arrow(table, f"live/{folder}", rows))
+    return table
+
+
+@pytest.fixture
+def nights(settings: Settings) -> tuple[lake.Table, lake.Table]:
+    """The verdicts of two nights, as a settling keeps them, and a rollup whose only file is gone."""
+    (settings.lake_path / "runs").mkdir(parents=True)
+    for run in ("first", "second"):
+        said = ("", "critical", "passed", None, None, None, LATE, (LATE.date(), TODAY))
+        judged = [quality.Verdict(run, "minutes", check, *said) for check in ("key is unique", "minute is not null")]
+        verdicts = written(lake.verdicts(settings), run, quality.to_arrow(judged))
+        lake.whole_or_nothing(settings.lake_path / "runs" / f"{run}.verdicts", quality.to_json(judged))
+    row = {"minute": LATE, "ids": b"", "day": LATE.date()}
+    minutes = written(lake.table(settings, declared("clicks")["minutes"]), "main-1-1-aa", pa.Table.from_pylist([row]))
+    shutil.rmtree(minutes.path / "live")
+    return verdicts, minutes
+
+
+THEN = f"tidemark replay --source log --only minutes --from {LATE.date()} --reason repair"
+
+
+def test_verdicts_that_are_gone_are_written_again_from_what_is_kept_beside_their_runs_records(
+    settings: Settings, nights: tuple[lake.Table, lake.Table]
+) -> None:
+    verdicts, minutes = nights
+    before = query.query(settings, declared("clicks"), "SELECT * FROM verdicts ORDER BY ALL").rows
+    shutil.rmtree(verdicts.path / "live" / "second")
+    done = repair.repair(settings, declared("clicks"))
+    assert [(d.table, d.rows, d.then) for d in done] == [(minutes.name, 0, THEN), ("verdicts", 2, None)]
+    assert repair.damage(settings, declared("clicks")) == []
+    assert len(before) == 4 and query.query(settings, declared("clicks"), "SELECT * FROM verdicts ORDER BY ALL").rows == before
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        ("live", r"table verdicts: live/\w+/day=[-\d]+/part-0.parquet is gone, and no run's record has its 2 verdicts"),
+        ("_delta_log", "table verdicts: its log entry .*0001.json is damaged"),
+    ],
+)
+def test_verdicts_that_nothing_holds_any_more_keep_nothing_else_from_being_repaired(
+    settings: Settings, nights: tuple[lake.Table, lake.Table], lost: str, why: str
+) -> None:
+    verdicts, minutes = nights
+    if lost == "live":
+        shutil.rmtree(verdicts.path / lost)
+        shutil.rmtree(settings.lake_path / "runs")
+    else:
+        verdicts.entry(1).write_text("{")
+    assert {d.table for d in repair.damage(settings, declared("clicks"))} == {"verdicts", minutes.name}
+    one, other = repair.repair(settings, declared("clicks"))
+    assert (one.table, one.then, other.files) == (minutes.name, THEN, 0) and re.match(why, str(other.then))
+    assert {d.table for d in repair.damage(settings, declared("clicks"))} == {"verdicts"}
