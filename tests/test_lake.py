@@ -503,6 +503,15 @@ def test_an_older_run_does_not_replace_a_newer_publication(settings, table):
     assert numbers(table) == [1, 2]
 
 
+def test_of_two_runs_with_one_pin_the_one_begun_later_stays(settings, table):
+    put(table, 0, 1)
+    older, newer = (stage(table, a_run(settings, name, 0), rows(n)) for name, n in (("older", 1), ("newer", 2)))
+    publish(settings, table, newer)
+    with pytest.raises(LakeError, match=r"run older has .* batch 0, but .* by run newer with batch 0; settle again"):
+        publish(settings, table, older)
+    assert numbers(table) == [2]
+
+
 def test_a_file_on_both_sides_of_the_pin_is_refused(settings, table):
     merged = Batch("main", 0, 5)
     lake.append(table, merged, lake.write_arrow(table, merged.folder, rows(1, 2)))

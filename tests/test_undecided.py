@@ -25,8 +25,8 @@ YESTERDAY, BEFORE = TODAY - timedelta(days=1), TODAY - timedelta(days=2)
 def recorded(settings: Any, name: str, kind: str, days: tuple[date, ...] = (), seq: int = 3, **more: Any) -> lake.Run:
     """A run's record, saved, with stream main pinned at batch `seq`."""
     pins = {"main": lake.Pin("main", seq, {"clicks": {"0": seq}}, NOW.isoformat())}
-    said = {"state": "staged", **more}
-    run = lake.Run(name, said.pop("state"), [str(d) for d in days], "a mistake", NOW.isoformat(), "0", pins, kind=kind, **said)
+    said = {"state": "staged", "created": NOW.isoformat(), "version": "0", **more}
+    run = lake.Run(name, days=[str(d) for d in days], reason="a mistake", pins=pins, kind=kind, **said)
     lake.save(settings, run)
     return run
 
@@ -157,8 +157,10 @@ def test_replay_that_two_nights_have_overtaken_says_the_newest_first_and_each_on
         ("settle", "settle", f"settle again: tidemark settle --day {YESTERDAY}"),
     ],
 )
-def test_older_run_says_what_to_do_instead(lived, kind, newer, way):
-    staged(lived, "older", kind, 3, (YESTERDAY,), 20)
+@pytest.mark.parametrize("pin", [3, 4])  # of the older: what mends rejects, or is settled again of a still stream, has the same
+def test_older_run_says_what_to_do_instead(lived, kind, newer, way, pin):
+    before = (NOW - timedelta(minutes=1)).isoformat()
+    staged(lived, "older", kind, pin, (YESTERDAY,), 20, created=before)
     staged(lived, "newer", newer, 4, (YESTERDAY,), 30)
     settle.publish(lived, CATALOG, "newer")
     with pytest.raises(lake.LakeError, match=rf"but {YESTERDAY} of .* was published by run newer with batch 4; {way}$"):

@@ -891,6 +891,12 @@ class Run:
         failed = any(t["gate"] == "failed" and not t.get("forced") for t in read)
         return tuple(said["reasons"]) if failed or (said["gate"] == "blocked" and "reads" not in said) else ()
 
+    def behind(self, other: Run, stream: str) -> bool:
+        """Whether another has read more of a stream; or as much and was begun later, by which time the code may have been mended,
+        and rejects that this one has read as such."""
+        mine, theirs = self.pins.get(stream), other.pins.get(stream)
+        return bool(mine and theirs and (theirs.seq, other.created) > (mine.seq, self.created))
+
     def days_of(self, declared: Declared) -> list[date]:
         """The days of a table that the run computes: of a rollup also those that are not over."""
         more = self.open_days if isinstance(declared, Rollup) else []
@@ -1092,7 +1098,8 @@ def publish(
     publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
     replaced is noted beside the run's record, so that `roll_back` can bring it back, and dated ahead for as long, so that
     VACUUM spares it.
-    Raises `LakeError` when a day was published with a greater pin, or a file cannot be told to lie before the pin.
+    Raises `LakeError` when a day was published with a greater pin, or with the same by a run that was begun later, or a file
+    cannot be told to lie before the pin.
     """
     adds = staged(table, run.id)
     days, note = set(days), replaced_note(settings, run.id, table)
@@ -1105,11 +1112,11 @@ def publish(
             return False
         if file.run:
             for stream, pin in pins.items():
-                newer = others[file.run].pins.get(stream) if file.run in others else None
-                if newer and newer.seq > pin.seq:
+                if (other := others.get(file.run)) and run.behind(other, stream):
                     raise LakeError(
                         f"run {run.id} has read stream {stream} up to batch {pin.seq}, but {file.day} of {table.name} "
-                        f"was published by run {file.run} with batch {newer.seq}; settle again: tidemark settle --day {file.day}"
+                        f"was published by run {other.id} with batch {other.pins[stream].seq}; "
+                        f"settle again: tidemark settle --day {file.day}"
                     )
             return True
         if whole_days:

@@ -1235,7 +1235,7 @@ def publish(
     so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns, and with a roll-back.
     Without `again` a run that was rolled back stays so: a night does not undo what a person has done.
     Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, and where what `over` names publishes nothing,
-    `LakeError` when a day was published with a greater pin meanwhile.
+    `LakeError` when a day was published with a greater pin meanwhile, or with the same by a run that was begun later.
     """
     with publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
@@ -1329,7 +1329,8 @@ def forced_of(catalog: Catalog, run: Run, name: str) -> dict[str, Any]:
 
 
 def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
-    """Nothing of a run is published when any of its days was published with a greater pin since. Raises `LakeError`.
+    """Nothing of a run is published when any of its days was published with a greater pin since, or with the same by a run that
+    was begun later: of a still stream nights and what mends rejects have one pin. Raises `LakeError`.
 
     Nor is it published without those days: what the newer run computed of them may rest on what this one replaces, and
     nobody was shown the two beside each other.
@@ -1341,7 +1342,7 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
                 continue
             both = set(run.days_of(catalog[name])) & set(other.days_of(catalog[name])) if name in catalog.names else set()
             for stream, pin in other.pins.items():
-                if both and stream in run.pins and pin.seq > run.pins[stream].seq:
+                if both and run.behind(other, stream):
                     said = (
                         f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
                         f"was published by run {other.id} with batch {pin.seq}"
