@@ -775,7 +775,8 @@ class Settling:
                 ) from error
 
     def same_as_log(self, topic: Topic) -> None:
-        """What Kafka holds, judged by the code of now, must be what the log holds: the next settling reads the log."""
+        """What Kafka holds, judged by the code of now, must be what the log holds, once: the next settling reads the log."""
+        from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         plain = ("kafka.offset", "kafka.timestamp", "kafka.key", "kafka.value", "reject", *(c.name for c in topic.columns))
@@ -801,17 +802,19 @@ class Settling:
             F.struct("kafka.timestamp", "kafka.value").alias("b_bytes"),
             F.col("reject").alias("b_reject"),
             hashed.alias("b"),
+            F.count("*").over(Window.partitionBy("kafka.partition", "kafka.offset")).alias("times"),
         )
-        both = a.join(b, on=["partition", "offset"], how="full").where(~F.col("a").eqNullSafe(F.col("b")))
+        both = a.join(b, on=["partition", "offset"], how="full").where(~F.col("a").eqNullSafe(F.col("b")) | (F.col("times") > 1))
         what = (
             F.when(F.col("b").isNull(), "lacks")
+            .when(F.col("times") > 1, "has more than once")
             .when(F.col("a").isNull() | ~F.col("a_bytes").eqNullSafe(F.col("b_bytes")), "holds otherwise than Kafka")
             .when(~F.col("a_reject").eqNullSafe(F.col("b_reject")), "has judged otherwise")
             .otherwise("has without values of columns that were added later")
         )
         found = (
             both.groupBy(what.alias("what"))
-            .agg(F.count("*").alias("n"), F.min(F.struct("partition", "offset")).alias("first"))
+            .agg(F.count_distinct("partition", "offset").alias("n"), F.min(F.struct("partition", "offset")).alias("first"))
             .toArrow()
         )
         said = "; ".join(
@@ -821,8 +824,8 @@ class Settling:
         )
         raise SettleError(
             f"topic {topic.name}: Kafka, judged by the code of now, and the log differ: {said}. The next settling reads the "
-            f"log and would undo the replay. Mend rejects first (tidemark settle --rejects), or replay the log: "
-            f"tidemark replay --source log"
+            f"log and would undo the replay. Mend rejects first (tidemark settle --rejects), take back what somebody did to the "
+            f"log (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`), or replay the log: tidemark replay --source log"
         )
 
     def complete(self, topic: Topic) -> None:
@@ -862,7 +865,7 @@ class Settling:
                 continue
             raise SettleError(
                 f"{lacks}. Replay from Kafka while it holds them (tidemark replay --source kafka), or take back what removed "
-                f"them (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`)"
+                f"or repeated them (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`)"
             )
 
     def unexpired(self, topic: Topic, log_rows: DataFrame) -> Column:

@@ -486,14 +486,16 @@ WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL
 @pytest.mark.parametrize(
     ("in_kafka", "in_log", "said"),
     [
-        ({"a": "x"}, {"b": "x"}, "has without values of columns that were added later"),
-        ({"key": b"x", "value": None}, {"value": b"x"}, "holds otherwise than Kafka"),
-        ({"headers": None}, {"headers": []}, "has without values of columns that were added later"),
-        ({"headers": [("h", None)]}, {"headers": [("h", None)]}, None),
+        ({"a": "x"}, [{"b": "x"}], "has without values of columns that were added later"),
+        ({"key": b"x", "value": None}, [{"value": b"x"}], "holds otherwise than Kafka"),
+        ({"headers": None}, [{"headers": []}], "has without values of columns that were added later"),
+        ({"headers": [("h", None)]}, [{"headers": [("h", None)]}], None),
+        ({}, [{}, {}], "has more than once"),
+        ({"a": "x"}, [{"a": "x"}, {"b": "x"}], "has more than once"),
     ],
 )
-def test_log_in_which_a_null_has_changed_places_is_not_what_kafka_holds(
-    settings: Settings, spark: SparkSession, in_kafka: dict[str, Any], in_log: dict[str, Any], said: str | None
+def test_log_in_which_a_null_has_changed_places_or_a_record_stands_twice_is_not_what_kafka_holds(
+    settings: Settings, spark: SparkSession, in_kafka: dict[str, Any], in_log: list[dict[str, Any]], said: str | None
 ) -> None:
     topic = Topic("made", None, 1, WITH_NULLS, "sold_at")
 
@@ -503,7 +505,7 @@ def test_log_in_which_a_null_has_changed_places_is_not_what_kafka_holds(
 
     log, batch = lake.table(settings, topic), lake.Batch("main", 0, 0)
     log.create(fold.schema_of(record()))
-    lake.append(log, batch, lake.write_spark(log, batch.folder, record(**in_log)))
+    lake.append(log, batch, lake.write_spark(log, batch.folder, fold.union([record(**one) for one in in_log])))
     pins = {"main": lake.Pin("main", 0, {"made": {"0": 1}}, NOW.isoformat())}
     run = lake.Run("r", "running", [], "test", NOW.isoformat(), "0", pins)
     work = settle.Settling(settings, model.catalog([type("p", (), {"made": topic})]), run, print)
