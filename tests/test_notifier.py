@@ -520,6 +520,28 @@ def test_letter_that_kafka_does_not_take_lies_there_once_it_does(settings: Setti
     assert found == [(0, 0, None), (1, 1, 8)]
 
 
+#   [look, 5 s         )  1 s  [look
+#                       I I I            records
+def test_records_have_their_turn_after_a_look_that_takes_longer_than_looks_are_apart(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, now, looks = notifier.Notifier(settings, {}, QUICK), [100.0], list[float]()
+
+    def look() -> None:
+        looks.append(now[0])
+        now[0] += 5 * notifier.LOOK
+
+    (settings.state / "notify").mkdir(parents=True)
+    monkeypatch.setattr(here, "lay", look)
+    monkeypatch.setattr(notifier.time, "monotonic", lambda: now[0])
+    for _ in range(3):
+        here.beside()
+    assert looks == [100.0]
+    now[0] += notifier.LOOK
+    here.beside()
+    assert looks == [100.0, 100 + 6 * notifier.LOOK]
+
+
 def test_broker_that_goes_away_while_a_partition_comes_is_waited_for(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said before is read later, and nothing is said until it is known."""
     here = notifier.Notifier(settings, {}, QUICK)
