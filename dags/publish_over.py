@@ -25,16 +25,29 @@ def publish_over() -> None:
     """
     ### Publish over failed checks
 
-    Only tables whose every failed check is named here are published, and what was held back for them alone.
+    Only tables whose every failed check is named here are published, and what was held back for them alone. Where another one
+    whose failed check is named stays held back, the task is red and its log says why.
     """
 
     @task
     def publish(params: dict[str, Any]) -> list[str]:
-        from tidemark import settle
+        from tidemark import lake, settle
         from tidemark.pipelines import CATALOG
 
-        done = settle.publish(Settings(), CATALOG, params["run"], over=params["checks"], reason=params["reason"])
-        return [p.table for p in done if p.version is not None]
+        settings, over = Settings(), params["checks"]
+        done = settle.publish(settings, CATALOG, params["run"], over=over, reason=params["reason"])
+        of, published = lake.run_of(settings, params["run"]).tables, [p.table for p in done if p.version is not None]
+        held = []
+        for name in (p.table for p in done if p.blocked and {*over} & {*of[p.table].get("failed", [])}):
+            reads = [of[n] for n in (name, *of[name].get("reads", [])) if n in of]
+            why = dict.fromkeys(r for t in reads if t["gate"] == "failed" and not t.get("forced") for r in t["reasons"])
+            held.append(f"{name}: {'; '.join(why)}")
+        if held:
+            raise ValueError(
+                f"published {', '.join(published)} over {', '.join(over)}, but held back is {' | '.join(held)}. "
+                "Name every check that failed, or mend the cause and settle again"
+            )
+        return published
 
     publish()
 

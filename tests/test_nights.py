@@ -94,6 +94,14 @@ def settings(settings: Settings, database: Path) -> Settings:
     return settings
 
 
+@pytest.fixture
+def task(in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Any]:
+    """What a task does in this home, by the names of its DAG and its own."""
+    monkeypatch.setenv("TIDEMARK_HOME", str(settings.home))
+    monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
+    return lambda dag, name: runpy.run_path(str(airflow.ROOT / "dags" / f"{dag}.py"))[dag]().get_task(name).python_callable
+
+
 # --------------------------------------------------------------------------------------------------------------- nights
 
 
@@ -176,6 +184,18 @@ def test_a_publication_over_one_of_two_failed_checks_is_red_and_says_which_other
     ended = Ended(settings, ("publish_over", {"run": run.id, "checks": [CHECK], "reason": "a holiday"}, ""))
     assert ended.runs[0]["tasks"] == {"publish": "failed"}
     assert f"site_hourly_traffic is held back: {CHECK}; pv at least 1. Name every check that failed" in ended.log
+
+
+def test_a_publication_over_checks_of_two_tables_is_red_where_one_of_them_stays_held_back_and_says_why(
+    settings: Settings, task: Callable[[str, str], Any]
+) -> None:
+    run = recorded(settings, "settle-1", "settle", "site_hourly_traffic")
+    other = 'hourly_traffic: "pv at least 1" failed on 3 rows'
+    run.tables["hourly_traffic"] |= {"gate": "failed", "reasons": [CHECK, other], "failed": [CHECK, "pv at least 1"]}
+    lake.save(settings, run)
+    with pytest.raises(ValueError, match=rf"site_hourly_.* over {CHECK}, but held back is hourly_traffic: {CHECK}; {other}"):
+        task("publish_over", "publish")({"run": run.id, "checks": [CHECK], "reason": "a holiday"})
+    assert published(settings) == set(STAGED) - {"hourly_traffic"}
 
 
 @pytest.mark.long
@@ -362,15 +382,6 @@ def test_what_spark_starts_for_a_replay_refuses_to_be_the_second(settings: Setti
 # --------------------------------------------------------------------------------------------------------------- upkeep
 
 
-@pytest.fixture
-def upkeep(in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """What a task of `maintenance` does in this home, by its name."""
-    monkeypatch.setenv("TIDEMARK_HOME", str(settings.home))
-    monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
-    maintenance = runpy.run_path(str(airflow.ROOT / "dags" / "maintenance.py"))["maintenance"]()
-    return lambda task: maintenance.get_task(task).python_callable()
-
-
 def aged(file: Path, days: int) -> Path:
     """A file that was written last so many days ago."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -381,22 +392,22 @@ def aged(file: Path, days: int) -> Path:
 
 
 def test_pages_of_validations_older_than_sixty_days_are_deleted_and_no_others(
-    upkeep: Callable[[str], Any], settings: Settings
+    settings: Settings, task: Callable[[str, str], Any]
 ) -> None:
     pages = settings.home / "docs" / "validations" / "visits" / "settle-1"
     for name, age in (("old.html", 61), ("young.html", 59)):
         aged(pages / name, age)
-    assert upkeep("docs") == 1
+    assert task("maintenance", "docs")() == 1
     assert [page.name for page in pages.iterdir()] == ["young.html"]
 
 
 def test_logs_of_airflow_older_than_sixty_days_are_deleted_with_the_folders_that_they_leave_empty(
-    upkeep: Callable[[str], Any], settings: Settings
+    settings: Settings, task: Callable[[str, str], Any]
 ) -> None:
     logs = airflow.home(settings) / "logs"
     old = aged(logs / "dag_id=nightly" / "run_id=old" / "task_id=wait" / "attempt=1.log", 61)
     young = aged(logs / "dag_id=nightly" / "run_id=young" / "task_id=wait" / "attempt=1.log", 59)
     beside = aged(young.with_name("attempt=0.log"), 61)
     kept = aged(airflow.home(settings) / "pools.json", 61)
-    assert upkeep("airflow_logs") == 2
+    assert task("maintenance", "airflow_logs")() == 2
     assert (old.parents[1].exists(), beside.exists(), young.exists(), kept.exists()) == (False, False, True, True)
