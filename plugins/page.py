@@ -42,8 +42,6 @@ DAYS, JUDGED, SHOWN, BATCHES, PAGES, REASONS, NEWEST = 28, 30, 60, 60, 20, 50, 1
 REJECTED_WITHIN = timedelta(days=6)
 FILLED = timedelta(seconds=15)
 """Marks of the next ten seconds are written and still filled; what is further off is not of this stream's time."""
-SILENT = {"running": timedelta(seconds=15), "waiting": timedelta(seconds=15), "starting": timedelta(minutes=2)}
-"""After how long without a heartbeat a stream that should have one is called silent: while a JVM starts there is none."""
 TICK = 1_000_000_000
 TEXT = 300
 """The most characters shown of a record that was rejected."""
@@ -181,7 +179,7 @@ class Answers:
         beat, progress = said.get("heartbeat", {}), said.get("progress")
         state = beat.get("state", "not started")
         at = datetime.fromisoformat(beat["at"]) if beat else None
-        if at and state in SILENT and datetime.now(UTC) - at > SILENT[state]:
+        if local.silent(beat, datetime.now(UTC)):
             state = "silent"
         last = self.last_day("ledger")
         sql = f"""

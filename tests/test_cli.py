@@ -588,10 +588,13 @@ def test_line_without_a_terminal_holds_mark_numbers_and_stream(config):
     )
 
 
-def test_screen_says_that_a_stream_is_silent():
-    status = {"heartbeat": {"state": "running", "pid": 1, "at": NOON.isoformat()}}
-    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=15)) == "stream main: running"
-    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=16)) == "stream main: silent since 16 s"
+@pytest.mark.parametrize(
+    ("state", "patience", "since"), [("running", 15, "16 s"), ("waiting", 15, "16 s"), ("starting", 120, "2 min")]
+)
+def test_screen_says_that_a_stream_is_silent(state, patience, since):
+    status = {"heartbeat": {"state": state, "pid": 1, "at": NOON.isoformat()}}
+    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=patience)) == f"stream main: {state}"
+    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=patience + 1)) == f"stream main: silent since {since}"
 
 
 def test_screen_fits_a_small_terminal():

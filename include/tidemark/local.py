@@ -38,7 +38,16 @@ IVY, HASHES = SOURCES / "ivy.xml", SOURCES / "jars.sha256"
 BROKER = "broker"
 STARTING = timedelta(minutes=10)
 """How long a service that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
-ALIVE = ("starting", "running", "waiting")
+SILENT: Mapping[str, timedelta] = {
+    "starting": timedelta(minutes=2),
+    "running": timedelta(seconds=15),
+    "waiting": timedelta(seconds=15),
+}
+"""After how long without a heartbeat a stream is called silent, by what its last one said: while a JVM starts there is none.
+
+It is what people are shown. What is done about it is done after `TIDEMARK_STALE_AFTER`, and of a service that starts `STARTING`.
+"""
+ALIVE = tuple(SILENT)
 """What the heartbeat of a stream says that has not ended."""
 LARGEST_REQUEST = 17 * 1024 * 1024
 """Bytes of a record batch that the embedded broker takes: a record of 16 MiB and what surrounds it."""
@@ -506,6 +515,11 @@ def status(settings: Settings, stream: str = "main") -> dict[str, Any]:
     return found
 
 
+def silent(beat: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a stream that should have a heartbeat by now has none since this one."""
+    return beat.get("state") in SILENT and now - datetime.fromisoformat(beat["at"]) > SILENT[beat["state"]]
+
+
 def beats(settings: Settings, stream: str) -> bool:
     """Whether a process of the stream lives, whoever started it.
 
@@ -515,8 +529,8 @@ def beats(settings: Settings, stream: str) -> bool:
     if beat.get("state") not in ALIVE:
         return False
     if settings.stream_backend == "service":
-        silent = datetime.now(UTC) - datetime.fromisoformat(beat["at"])
-        return silent <= (STARTING if beat["state"] == "starting" else duration(settings.stale_after))
+        since = datetime.now(UTC) - datetime.fromisoformat(beat["at"])
+        return since <= (STARTING if beat["state"] == "starting" else duration(settings.stale_after))
     with suppress(psutil.NoSuchProcess):  # a process younger than the heartbeat has only inherited the number
         process = psutil.Process(beat["pid"])
         born = process.create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1

@@ -36,8 +36,6 @@ log = structlog.get_logger()
 DAY, WEEK, HOUR = timedelta(days=1), timedelta(days=7), timedelta(hours=1)
 SECONDS = 600
 """The longest that one question to the lake may take: a night has time."""
-# While a JVM starts there is no heartbeat.
-SILENT = {"running": timedelta(seconds=15), "waiting": timedelta(seconds=15), "starting": timedelta(minutes=2)}
 SITE_DAYS = "site_daily_traffic"
 LISTED, BY_HOUR, IN_CSV, TREND, NEWEST = 15, 12, 1000, 28, 10
 """How many pages are listed, shown by hour, and kept in the CSV; how many days the trend has; how many rows of other views."""
@@ -649,7 +647,7 @@ def streams(settings: Settings, catalog: Catalog) -> Section:
         status = local.status(settings, name)
         beat, progress = status.get("heartbeat", {}), status.get("progress", {})
         state, heard = beat.get("state", "never ran"), beat.get("at")
-        if state in SILENT and datetime.now(UTC) - datetime.fromisoformat(heard) > SILENT[state]:
+        if local.silent(beat, datetime.now(UTC)):
             state = "silent"
         aside = progress.get("set_aside") or {}
         ill += [f"{name} is {state}"] if state != "running" else []

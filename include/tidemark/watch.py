@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 TRAIL = timedelta(minutes=10)
 TOP = 10
-SILENT = timedelta(seconds=15)
 VIEWS = ("site_last_hour", "last_hour", "site_daily_traffic")
 """What the screen shows."""
 EVERY = 1.0
@@ -179,7 +178,7 @@ def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
     """One stream in one line: its state, lag in records, records a second, its last batch's seconds, and its stream time."""
     beat, progress = status.get("heartbeat", {}), status.get("progress")
     state = beat.get("state", "not started")
-    if state in ("starting", "running") and now - datetime.fromisoformat(beat["at"]) > SILENT:
+    if local.silent(beat, now):
         state = f"silent since {age(datetime.fromisoformat(beat['at']), now).removesuffix(' ago')}"
     words = [f"stream {name}: {state}"]
     if beat.get("error"):
