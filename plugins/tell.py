@@ -106,12 +106,12 @@ class Alarms:
         self.turn("stream_down", silent, f"Stream {self.stream} is silent", said)
 
     def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:
-        """Records and rejects of the batches seen in the last ten minutes."""
-        now = datetime.now(UTC).timestamp()
+        """Records and rejects of the batches seen that ended in the last ten minutes."""
+        since = datetime.now(UTC).timestamp() - OVER
         if progress and (not self.recent or self.recent[-1][1] != progress["seq"]):
-            self.recent.append((now, progress["seq"], progress["records"], progress["rejects"]))
-            self.keep()
-        while self.recent and self.recent[0][0] < now - OVER:
+            ended = datetime.fromisoformat(progress["finished_at"]).timestamp()
+            self.recent.append((ended, progress["seq"], progress["records"], progress["rejects"]))
+        while self.recent and self.recent[0][0] < since:
             self.recent.popleft()
         return sum(r[2] for r in self.recent), sum(r[3] for r in self.recent)
 

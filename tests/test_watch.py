@@ -60,7 +60,7 @@ def asked(settings: Settings, state: str, ago: float, again: bool = False) -> No
 def progress(settings: Settings, seq: int = 1, records: int = 300, rejects: int = 0, lag: int = 0, rate: float = 100.0) -> None:
     said = {
         "seq": seq, "records": records, "rejects": rejects, "records_per_second": rate, "seconds": 0.8, "lag": lag,
-        "slowest": "page_panes", "timings": {"page_panes": 0.31}, "set_aside": {},
+        "slowest": "page_panes", "timings": {"page_panes": 0.31}, "set_aside": {}, "finished_at": datetime.now(UTC).isoformat(),
     }  # fmt: skip
     (settings.state / "main" / "progress.json").write_text(json.dumps(said))
 
@@ -346,6 +346,17 @@ def test_a_surge_of_rejects_is_told_once_by_the_batches_of_ten_minutes(plugins, 
         alarms.look()
         alarms.look()  # a batch that is seen twice counts once
         assert told(config) == (["rejects_surge"] if rejects == 300 else [])
+
+
+def test_the_last_batch_of_a_stream_that_stands_still_is_told_of_once(plugins, config, monkeypatch):
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    progress(config, 1, 300, 300)
+    alarms.look()
+    monkeypatch.setattr(plugins.tell, "OVER", 0.0)  # ten minutes later, and again
+    for watcher in (alarms, alarms, plugins.tell.Alarms("main")):
+        watcher.look()
+    assert told(config) == ["rejects_surge"]
 
 
 def test_few_rejects_are_no_surge(plugins, config):
