@@ -102,21 +102,24 @@ class StreamTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         told, at = "", 0.0
         alarms, began = Alarms(self.stream), datetime.now(UTC)
-        while True:
-            now = datetime.now(UTC).timestamp()
-            what, said = await asyncio.to_thread(look, self.stream)
-            if said != told and (now - at >= SAY or what != "runs"):
-                self.log.info(said)
-                told, at = said, now
-            await asyncio.to_thread(alarms.look)
-            await asyncio.to_thread(alarms.down, what == "silent", said)
-            if what in ("failed", "ended", "stale"):
-                yield TriggerEvent({"what": what, "said": said})
-                return
-            if now >= self.until or await asyncio.to_thread(left, self.stream, began):
-                yield TriggerEvent({"what": "over", "said": said})
-                return
-            await asyncio.sleep(LOOK)
+        try:
+            while True:
+                now = datetime.now(UTC).timestamp()
+                what, said = await asyncio.to_thread(look, self.stream)
+                if said != told and (now - at >= SAY or what != "runs"):
+                    self.log.info(said)
+                    told, at = said, now
+                await asyncio.to_thread(alarms.look)
+                await asyncio.to_thread(alarms.down, what == "silent", said)
+                if what in ("failed", "ended", "stale"):
+                    yield TriggerEvent({"what": what, "said": said})
+                    return
+                if now >= self.until or await asyncio.to_thread(left, self.stream, began):
+                    yield TriggerEvent({"what": "over", "said": said})
+                    return
+                await asyncio.sleep(LOOK)
+        finally:
+            alarms.keep()  # the batches seen, for whoever watches next
 
     async def on_kill(self) -> None:
         """Someone cleared or marked the task: the stream drains, and whoever watches it next starts it afresh."""

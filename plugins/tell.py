@@ -124,6 +124,7 @@ class Alarms:
         self.keep()
 
     def keep(self) -> None:
+        """Write down what was told, and the batches seen: when it changes, and at the end of a watch."""
         from tidemark import lake
 
         with suppress(OSError):  # a full disk ends no watcher

@@ -323,6 +323,17 @@ def test_what_was_told_is_not_told_again_by_who_watches_next(plugins, config):
     assert sorted(told(config)) == ["rejects_surge", "stream_down", "stream_late"]
 
 
+def test_what_was_told_is_written_when_it_changes_and_at_a_watch_s_end_and_not_with_each_batch(plugins, config):
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    for seq in (1, 2):
+        progress(config, seq)
+        alarms.look()
+    assert not alarms.kept.exists()
+    fired(plugins.stream.StreamTrigger("main", 0.0))
+    assert [seq for _, seq, *_ in plugins.tell.Alarms("main").recent] == [2]
+
+
 def test_a_service_that_does_not_beat_is_told_of_and_still_only_watched(plugins, config, monkeypatch):
     monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
     heartbeat(config, "running", ago=120)
