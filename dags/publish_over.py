@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Param, dag, task
-from tell import task_failed
+from tell import Refused, task_failed
 
 from tidemark.settings import Settings
 
@@ -35,7 +35,10 @@ def publish_over() -> None:
         from tidemark.pipelines import CATALOG
 
         settings, over = Settings(), params["checks"]
-        done = settle.publish(settings, CATALOG, params["run"], over=over, reason=params["reason"])
+        try:
+            done = settle.publish(settings, CATALOG, params["run"], over=over, reason=params["reason"])
+        except (KeyError, settle.SettleError) as error:
+            raise Refused(error.args[0]) from None
         of, published = lake.run_of(settings, params["run"]).tables, [p.table for p in done if p.version is not None]
         held = []
         for name in (p.table for p in done if p.blocked and {*over} & {*of[p.table].get("failed", [])}):
@@ -43,7 +46,7 @@ def publish_over() -> None:
             why = dict.fromkeys(r for t in reads if t["gate"] == "failed" and not t.get("forced") for r in t["reasons"])
             held.append(f"{name}: {'; '.join(why)}")
         if held:
-            raise ValueError(
+            raise Refused(
                 f"published {', '.join(published)} over {', '.join(over)}, but held back is {' | '.join(held)}. "
                 "Name every check that failed, or mend the cause and settle again"
             )

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Param, dag, task
-from tell import task_failed
+from tell import Refused, task_failed
 
 from tidemark.settings import Settings
 
@@ -31,15 +31,13 @@ def rollback() -> None:
 
     @task
     def take_back(params: dict[str, Any]) -> list[str]:
-        from tidemark import lake, settle
+        from tidemark import settle
         from tidemark.pipelines import CATALOG
 
-        settings = Settings()
         try:
-            known = lake.run_of(settings, params["run"])
-        except KeyError:
-            raise ValueError(f"there is no run {params['run']}; `tidemark runs` lists them") from None
-        return [p.table for p in settle.rollback(settings, CATALOG, known.id, params["reason"])]
+            return [p.table for p in settle.rollback(Settings(), CATALOG, params["run"], params["reason"])]
+        except (KeyError, settle.SettleError) as error:
+            raise Refused(error.args[0]) from None
 
     take_back()
 

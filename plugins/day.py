@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from tell import Refused
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,11 +19,15 @@ LOOK = 5.0
 """Seconds between two questions to Kafka and the checkpoint."""
 
 
+class DayRefused(AirflowFailException, Refused):
+    """A night of a day that no night can have."""
+
+
 class WaitForDay(BaseOperator):
     """Wait until the streams have read all that Kafka held when a day, its lookahead and a grace were over.
 
     `day` is a business day, ISO, templated. Fails with what is missing after `TIDEMARK_NIGHTLY_PATIENCE`, and at once for a
-    day that is not over; neither is tried again.
+    day that is not over; neither is tried again, and the second is told to nobody.
     """
 
     template_fields = ("day",)
@@ -36,11 +41,11 @@ class WaitForDay(BaseOperator):
         from tidemark.settings import Settings
 
         if not self.day:
-            raise AirflowFailException("the run has neither a day in its form nor a data interval; trigger it with a day")
+            raise DayRefused("the run has neither a day in its form nor a data interval; trigger it with a day")
         settings = Settings()
         today = datetime.now(settings.tz).date()
         if date.fromisoformat(self.day) >= today:
-            raise AirflowFailException(
+            raise DayRefused(
                 f"{self.day} is not over in {settings.zone}; the last day that can be settled is {today - timedelta(1)}"
             )
         until = datetime.now(UTC) + duration(settings.nightly_patience)

@@ -19,6 +19,10 @@ FEW = 100
 """So many rejects are not a surge yet, whatever their share."""
 
 
+class Refused(ValueError):
+    """A form asks for what cannot be. Whoever has filled it in reads why, and nobody else is told."""
+
+
 def tell(what: What, title: str, text: str, **fields: Any) -> None:
     from tidemark import notify
     from tidemark.settings import Settings
@@ -27,7 +31,9 @@ def tell(what: What, title: str, text: str, **fields: Any) -> None:
 
 
 def task_failed(context: Any) -> None:
-    """`on_failure_callback` of a task whose retries are used up."""
+    """`on_failure_callback` of a task whose retries are used up, or whose form is refused."""
+    if isinstance(context.get("exception"), Refused):
+        return
     ti = context["ti"]
     tell("run_failed", f"{ti.dag_id}: {ti.task_id} failed", str(context.get("exception") or ""), run=ti.run_id)
 

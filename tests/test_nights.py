@@ -198,13 +198,34 @@ def test_a_publication_over_checks_of_two_tables_is_red_where_one_of_them_stays_
     assert published(settings) == set(STAGED) - {"hourly_traffic"}
 
 
+@pytest.mark.parametrize(
+    ("dag", "name", "form", "why"),
+    [
+        ("publish_over", "publish", {"run": "settle-9", "checks": [CHECK]}, "there is no run settle-9"),
+        ("publish_over", "publish", {"run": "settle-1", "checks": ["no such"]}, "run settle-1 has no failed check no such"),
+        ("rollback", "take_back", {"run": "settle-9"}, "there is no run settle-9"),
+        ("rollback", "take_back", {"run": "settle-1"}, "run settle-1 is staged, so there is nothing to take back"),
+    ],
+)
+def test_a_form_that_asks_for_what_cannot_be_is_told_to_nobody_but_who_filled_it_in(
+    settings: Settings, task: Callable[[str, str], Any], dag: str, name: str, form: dict[str, Any], why: str
+) -> None:
+    recorded(settings, "settle-1", "settle", "site_hourly_traffic")
+    with pytest.raises(ValueError, match=why) as refused:
+        task(dag, name)(form | {"reason": "a holiday"})
+    import tell
+
+    tell.task_failed({"ti": None, "exception": refused.value})
+    assert told(settings) == []
+
+
 @pytest.mark.long
 def test_a_night_that_is_cleared_and_then_fails_tells_nothing_of_the_run_before(night: Callable[..., Night]) -> None:
     cleared = night()
     form = {"day": str(datetime.now(UTC).date())}
     [ended] = Ended(cleared.settings, ("nightly", form, "settle")).runs
     assert (ended["tasks"]["wait"], ended["tasks"]["night"]) == ("failed", "success")
-    assert [one["what"] for one in told(cleared.settings)] == ["run_failed"]
+    assert told(cleared.settings) == []
 
 
 @pytest.mark.long

@@ -398,6 +398,15 @@ def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
     assert json.loads(said)["what"] == what and "pv < uv" in said and "r1" in said
 
 
+def test_a_day_that_a_form_should_not_have_named_is_told_to_nobody_but_who_filled_it_in(plugins, config):
+    for day in ("", str(datetime.now(UTC).date())):
+        with pytest.raises(Exception, match=r"not over in UTC|neither a day") as refused:
+            plugins.day.WaitForDay(task_id="wait", day=day).execute({})
+        ti = SimpleNamespace(dag_id="nightly", task_id="wait", run_id="r1")
+        plugins.tell.task_failed({"ti": ti, "exception": refused.value})
+    assert told(config) == []
+
+
 VIEWS = list(CATALOG.views)
 D19 = {"data_interval_start": "2026-11-19T00:00:00Z", "queued_at": "2026-11-20T00:00:01Z"}
 
