@@ -1,6 +1,7 @@
 """DAGs run to their end by `dag.test()`, in a process of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from tidemark import airflow
 from tidemark.settings import Settings
 
+THIS_CODE = {"PYTHONPATH": os.pathsep.join(str(airflow.ROOT / part) for part in ("plugins", "include"))}
+"""What has a process import this checkout's files: what is installed may be another one's."""
 AT = "manual__2026-11-20T00:00:00+00:00"
 """The name of each run: its time is `at` below."""
 ENDED = """
@@ -63,7 +66,7 @@ class Ended:
         asked = [[str(airflow.ROOT / "dags" / f"{dag}.py"), form, without] for dag, form, without in runs]
         done = subprocess.run(
             [sys.executable, "-c", ENDED, json.dumps(asked)],
-            env=airflow.clean() | airflow.environment(settings) | {"PYTHONPATH": str(airflow.ROOT / "plugins")},
+            env=airflow.clean() | airflow.environment(settings) | THIS_CODE,
             capture_output=True,
             text=True,
         )

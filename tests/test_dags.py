@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from dag_runs import THIS_CODE
 from deltalake import write_deltalake
 
 from tidemark import airflow, lake
@@ -95,7 +96,7 @@ def parsed(settings: Settings) -> dict[str, Any]:
     airflow.command(settings, "db", "migrate")
     done = subprocess.run(
         [sys.executable, "-c", PARSE, json.dumps([str(f) for f in FILES]), json.dumps(HEAVY)],
-        env=airflow.clean() | airflow.environment(settings) | {"PYTHONPATH": str(airflow.ROOT / "plugins")},
+        env=airflow.clean() | airflow.environment(settings) | THIS_CODE,
         capture_output=True,
         text=True,
     )
@@ -196,9 +197,7 @@ def test_days_and_hours_are_the_business_zone_s(settings: Settings) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", ZONED, json.dumps([str(f) for f in FILES]), "2026-03-29T00:00:00+01:00"],
-        env=airflow.clean()
-        | airflow.environment(settings)
-        | {"PYTHONPATH": str(airflow.ROOT / "plugins"), "TIDEMARK_ZONE": "Europe/Berlin"},
+        env=airflow.clean() | airflow.environment(settings) | THIS_CODE | {"TIDEMARK_ZONE": "Europe/Berlin"},
         capture_output=True,
         text=True,
     )
@@ -235,7 +234,7 @@ assert iscoroutinefunction(import_module("tell").night_is_late)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=airflow.clean() | airflow.environment(settings) | {"PYTHONPATH": str(airflow.ROOT / "plugins")},
+        env=airflow.clean() | airflow.environment(settings) | THIS_CODE,
         capture_output=True,
         text=True,
     )
