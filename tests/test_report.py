@@ -652,6 +652,16 @@ def test_days_published_again_are_shown_old_and_new_until_the_next_report(settin
     assert back[1][0] == "2024-11-20" and back[1][-2:] == ["–", "taken back"]
 
 
+def test_a_day_published_again_by_two_runs_names_both_and_what_each_changed(settings):
+    publish(settings, "first", {WEEK: {"/": [100]}})
+    report(settings, CATALOG, BEFORE)
+    for number, (run, views, changed) in enumerate((("second", 130, 9), ("third", 131, 1)), 1):
+        publish(settings, run, {WEEK: {"/": [views]}}, number, reason=f"the {run} reason")
+        compared(settings, run, {"table": "daily_traffic", "day": str(WEEK), "changed": changed})
+    told = ["9, 1", "second, third", "the second reason; the third reason"]
+    assert rows(report(settings, CATALOG, DAY), "Restated days") == [["2024-11-13", "100", "131", "50", "65", *told]]
+
+
 def test_written_twice_it_is_the_same(settings):
     publish(settings, "old", {BEFORE: {"/": [30]}})
     report(settings, CATALOG, BEFORE)

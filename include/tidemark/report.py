@@ -579,7 +579,8 @@ def outcome(verdict: quality.Verdict) -> str:
 def restated(
     settings: Settings, day: date, numbers: Mapping[date, Mapping[str, int]], memory: Mapping[str, Any]
 ) -> tuple[Section, Mapping[str, Any]]:
-    """The days whose publication is another than when a report last saw it, old numbers and new; and what to remember.
+    """The days whose publication is another than when a report last saw it, old numbers and new, and the runs that published
+    them since, each with what it changed; and what to remember.
 
     The memory is `{"last": the newest day reported, "days": {day: [{report, run, numbers}, …]}}`, of each day what the newest
     report saw and what one before it did: the report of one day, written again, is held against the same. A report of a day
@@ -587,9 +588,13 @@ def restated(
     """
     from tidemark import compare
 
-    said = [(t["published"], r) for r in lake.runs(settings) for t in r.tables.values() if t.get("published")]
-    origins = {date.fromisoformat(d): r for _, r in sorted(said, key=lambda one: one[0]) for d in r.days}
-    seen = {str(d): {"run": r.id, "numbers": dict(numbers.get(d, {}))} for d, r in origins.items() if d <= day}
+    said = [(max(t.get("published") or "" for t in r.tables.values()), r) for r in lake.runs(settings) if r.tables]
+    origins: dict[str, list[lake.Run]] = {}  # oldest first
+    for _, r in sorted((one for one in said if one[0]), key=lambda one: one[0]):
+        for d in r.days:
+            origins.setdefault(d, []).append(r)
+    of_day = {d: dict(numbers.get(date.fromisoformat(d), {})) for d in origins if d <= str(day)}
+    seen = {d: {"run": origins[d][-1].id, "numbers": counted} for d, counted in of_day.items()}
     kept = {d: [e for e in entries if e["report"] < str(day)] for d, entries in memory.get("days", {}).items()}
     nothing: dict[str, Any] = {"run": None, "numbers": {}}
     moved = []
@@ -600,12 +605,16 @@ def restated(
     measures = list(dict.fromkeys(m for _, *both in moved for one in both for m in one["numbers"]))
     rows = []
     for d, old, new in moved:
-        run = origins.get(date.fromisoformat(d))
-        by = [c for c in (compare.kept(settings, run) or [] if run else []) if str(c.day) == d]
-        touched = sum(c.changed + c.missing + c.extra for c in by) if by and new["run"] != old["run"] else None
-        because = (run.reason if new["run"] != old["run"] else "changed by hand") if run else "taken back"
+        by = origins.get(d, [])
+        ids = [r.id for r in by]
+        if old["run"]:  # where it was taken back, the last one stands in its place
+            by = by[ids.index(old["run"]) + 1 :] if old["run"] in ids else by[-1:]
+        found = [[c for c in compare.kept(settings, r) or [] if str(c.day) == d] for r in by]
+        touched = ", ".join(number(sum(c.changed + c.missing + c.extra for c in them) if them else None) for them in found)
+        names, because = ", ".join(r.id for r in by), "; ".join(r.reason for r in by)
         values = [number(one["numbers"].get(m)) for m in measures for one in (old, new)]
-        rows.append((d, *values, number(touched), new["run"] or "–", because))
+        other = "changed by hand" if ids else "taken back"
+        rows.append((d, *values, touched or "–", names or new["run"] or "–", because or other))
     figures = [
         Figure("", d, when, m, one["numbers"].get(m))
         for d, old, new in moved
