@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
+from tidemark.model import midnight
 from tidemark.settings import Settings
 
 if TYPE_CHECKING:
@@ -146,11 +147,11 @@ class Answers:
         last = max((f.day for f in files if f.day), default=None)
         if last is None:
             return ""
-        midnight = datetime.combine(last, datetime.min.time(), self.settings.tz).astimezone(UTC)
-        newest = max((lake.comparable(f.high, midnight) for f in files if f.day == last and f.high is not None), default=None)
+        began = midnight(last, self.settings.tz)
+        newest = max((lake.comparable(f.high, began) for f in files if f.day == last and f.high is not None), default=None)
         whole = self.stream_time(view)
         filling = newest and whole and timedelta(0) < newest - whole < FILLED
-        first = (whole - FILLED if filling and whole else newest or midnight) - HOUR
+        first = (whole - FILLED if filling and whole else newest or began) - HOUR
         day = first.astimezone(self.settings.tz).date()
         since = f"day >= DATE '{day}' AND mark >= TIMESTAMPTZ '{first.replace(microsecond=0).isoformat()}'"
         return since + (f" AND mark <= TIMESTAMPTZ '{whole.isoformat()}'" if filling and whole else "")
@@ -219,10 +220,7 @@ class Answers:
         settlings = self.settlings()
         for day in days:
             first_one, *again = settlings.get(str(day["day"]), [None])
-            start, end = (
-                datetime.combine(day["day"] + timedelta(days=n), datetime.min.time(), self.settings.tz).astimezone(UTC)
-                for n in (0, 1)
-            )
+            start, end = (midnight(day["day"] + timedelta(days=n), self.settings.tz) for n in (0, 1))
             day |= {"start": start, "length": (end - start) // HOUR, "hours": hours.get(day["day"], [])}
             day |= {"settling": first_one, "again": again}
             day["report"] = (self.settings.lake_path / "reports" / f"{day['day']}.html").exists()

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -23,6 +24,7 @@ from tidemark.model import (
     expect,
     filled,
     fingerprint,
+    midnight,
     needed,
     readers,
     remembered,
@@ -335,6 +337,19 @@ def test_misuse_is_refused_by_a_sentence_that_names_it(owner, declare, sentence)
 )
 def test_duration_in_words(text, length):
     assert duration(text) == length
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "begins"),
+    [
+        ("UTC", date(2026, 3, 29), "2026-03-29T00:00"),
+        ("Europe/Berlin", date(2026, 3, 29), "2026-03-28T23:00"),
+        ("Europe/Berlin", date(2026, 3, 30), "2026-03-29T22:00"),
+        ("America/Sao_Paulo", date(2018, 11, 4), "2018-11-04T03:00"),  # 01:00 is the day's first hour
+    ],
+)
+def test_a_business_day_begins_with_its_first_instant_in_its_zone(zone, day, begins):
+    assert midnight(day, ZoneInfo(zone)) == datetime.fromisoformat(begins).replace(tzinfo=UTC)
 
 
 def test_schema_as_columns():

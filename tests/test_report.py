@@ -181,7 +181,7 @@ def test_a_day_of_25_hours_has_25_and_they_are_the_zone_s(tmp_path):
 def test_hours_are_those_of_the_clock_and_days_of_other_lengths_stand_beside_them(tmp_path, monkeypatch, day, two):
     """Two in the afternoon, when each day has its peak, is the fourteenth hour of a day of 23, the sixteenth of one of 25."""
     berlin = Settings(_env_file=None, home=tmp_path, zone="Europe/Berlin")
-    at = {d: engine.midnight(berlin, d) for d in (day, day - timedelta(days=1))}
+    at = {d: midnight(berlin, d) for d in (day, day - timedelta(days=1))}
     peaks = {
         d: int((datetime(d.year, d.month, d.day, 14, tzinfo=berlin.tz) - start) / timedelta(hours=1)) for d, start in at.items()
     }

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
-from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, needed, reach, remembered
+from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -215,7 +215,7 @@ def spans_of_late(
         earlier, (ahead, behind) = topic.name in for_ever, reach(catalog, topic)[declared.name]
         around = set[date]()
         for d in days:
-            until = fold.looked_at_until(fold.midnight(d + DAY, arrivals.settings.tz), ahead)
+            until = fold.looked_at_until(midnight(d + DAY, arrivals.settings.tz), ahead)
             last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
             around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
         asked = topic.name, tuple(sorted(around)), earlier, stream, live.back, live.every, coarse, before

@@ -36,6 +36,7 @@ from tidemark.model import (
     filled,
     fingerprint,
     is_table,
+    midnight,
 )
 
 if TYPE_CHECKING:
@@ -744,11 +745,6 @@ def floor(at: datetime, step: timedelta) -> datetime:
     """The multiple of `step`, counted from 1970-01-01 UTC, at or before an instant."""
     seconds = step.total_seconds()
     return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)
-
-
-def midnight(day: date, zone: ZoneInfo) -> datetime:
-    """The instant at which a business day begins."""
-    return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
 
 
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:

@@ -11,10 +11,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from string import Formatter
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 MERGES = ("min", "max", "latest", "distinct")
 PLATFORM_COLUMNS = ("day", "kafka", "reject", "settled", "event_time", "tombstone")
@@ -44,6 +45,11 @@ def duration(text: str, owner: str = "") -> timedelta:
         said = f'"{text}" is not a length of time; write it like "5 seconds", "2 hours" or "7 days"'
         raise DeclarationError(f"{owner}: {said}" if owner else said)
     return timedelta(seconds=int(found[1]) * UNITS[found[2]])
+
+
+def midnight(day: date, zone: ZoneInfo) -> datetime:
+    """The instant at which a business day begins, UTC; where the clock goes forward at midnight, the day's first instant."""
+    return datetime.combine(day, datetime.min.time(), zone).astimezone(UTC)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from tidemark import lake, local, quality, query
-from tidemark.model import Catalog, View, comment, duration, needed
+from tidemark.model import Catalog, View, comment, duration, midnight, needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -333,12 +333,12 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
     among = f"page IN (SELECT now.page FROM {days} now {busiest} {BY_HOUR})"
     of_both = ask(settings, catalog, f"SELECT * FROM {hours} WHERE day = DATE '{good}' AND {among} ORDER BY page, hour")
 
-    last = int((midnight(settings, good + DAY) - midnight(settings, good)) / HOUR)
-    clock = [(midnight(settings, good) + n * HOUR).astimezone(settings.tz).hour for n in range(last)]
+    last = int((midnight(good + DAY, settings.tz) - midnight(good, settings.tz)) / HOUR)
+    clock = [(midnight(good, settings.tz) + n * HOUR).astimezone(settings.tz).hour for n in range(last)]
 
     def nth(row: Mapping[str, Any]) -> int:
         """Which hour of its day a row is."""
-        return int((row["hour"] - midnight(settings, row["day"])) / HOUR)
+        return int((row["hour"] - midnight(row["day"], settings.tz)) / HOUR)
 
     def by_hour(d: date, m: str) -> dict[int, int]:
         """What a day has in the hours of the good one, by the clock: either may have 23 or 25."""
@@ -391,11 +391,6 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
     )
     numbers = {d: {label.lower(): site[d][m] for m, label in measures.items()} for d in published if d in site}
     return Shown(tiles, {"By hour": hour, "By page": page, "Four weeks": weeks}, numbers)
-
-
-def midnight(settings: Settings, day: date) -> datetime:
-    """The instant at which a business day begins, UTC."""
-    return datetime.combine(day, datetime.min.time(), settings.tz).astimezone(UTC)
 
 
 # ------------------------------------------------------------------------------------------------------ of every pipeline

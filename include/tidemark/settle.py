@@ -31,6 +31,7 @@ from tidemark.model import (
     fingerprint,
     is_table,
     looks_ahead,
+    midnight,
     needed,
     reach,
     readers,
@@ -624,7 +625,7 @@ def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> lis
 
 def period(settings: Settings, day: date, last: date | None = None) -> tuple[datetime, datetime]:
     """A business day, or several to `last`, as instants `[start, end)`, UTC; one day has 23, 24 or 25 hours."""
-    return fold.midnight(day, settings.tz), fold.midnight((last or day) + timedelta(days=1), settings.tz)
+    return midnight(day, settings.tz), midnight((last or day) + timedelta(days=1), settings.tz)
 
 
 def yesterday(settings: Settings) -> date:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
-from tidemark.fold import HOUR, floor, midnight
+from tidemark.fold import HOUR, floor
 from tidemark.local import Lease, LeaseHeld
 from tidemark.model import (
     Catalog,
@@ -42,6 +42,7 @@ from tidemark.model import (
     duration,
     fingerprint,
     looks_ahead,
+    midnight,
     needed,
 )
 
