@@ -498,6 +498,18 @@ def test_id_is_forgotten_when_the_topic_forgets_it(settings: Settings) -> None:
     assert (sent.state(message("m1", "wecom")), len(sent.states)) == ("", 1)
 
 
+def test_what_is_secret_in_an_id_is_not_noted_and_ids_that_differ_in_it_alone_stay_apart(settings: Settings) -> None:
+    sent = Sent(settings, [SECRET])
+    sent.note([message(f"m-{SECRET}"), message("token=1")], "said", "a", now=False)
+    assert not any(told in line for line in sent.owed for told in (SECRET.encode(), b"token=1"))
+    ids = (f"m-{SECRET}", "m-another", "token=1", "token=2")
+    assert [sent.state(message(one)) for one in ids] == ["said", "", "said", ""]
+    elsewhere = Sent(settings, [SECRET])
+    for line in sent.owed:
+        elsewhere.remember(json.loads(line), time.time())
+    assert [elsewhere.state(message(one)) for one in ids] == ["said", "", "said", ""]
+
+
 def test_letter_that_kafka_does_not_take_lies_there_once_it_does(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then its offset is not committed, and neither the count nor the log has it among the dead letters.
 

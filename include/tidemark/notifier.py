@@ -377,15 +377,23 @@ def say(robot: Robot, message: Message, pace: Pace, trusted: ssl.SSLContext) -> 
 State = Literal["saying", "said", "refused"]
 
 
+def apart(name: str, hidden: list[str]) -> str:
+    """A name without what is secret in it, and still another one than every other."""
+    shown = notify.masked(name, hidden)
+    return shown if shown == name else f"{shown}#{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
 class Sent:
     """Which messages were said, in memory and in the topic `notify_sent`.
 
     A message is noted as `saying` before its first try and as `said` or `refused` after its answer. One that is only `saying`
-    when a notifier starts was in the air when the last one died: it is said again, and says so.
+    when a notifier starts was in the air when the last one died: it is said again, and says so. No id is noted with what is
+    secret in it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, hidden: Sequence[str] = ()) -> None:
         self.settings, self.lock, self.upto = settings, threading.Lock(), 0
+        self.hidden = list(hidden)
         self.own = uuid.uuid4().hex  # what the attempts of this notifier begin with
         self.states: dict[str, tuple[str, float]] = {}  # oldest first
         self.tries: dict[str, dict[str, float]] = {platform: {} for platform in PLATFORMS}
@@ -414,7 +422,7 @@ class Sent:
     def state(self, message: Message) -> str:
         """What was noted of a message last; empty where nothing was. What was said stays said."""
         with self.lock:
-            return self.states.get(f"{message.platform}/{message.id}", ("", 0.0))[0]
+            return self.states.get(f"{message.platform}/{apart(message.id, self.hidden)}", ("", 0.0))[0]
 
     def ages(self, platform: str, within: float) -> list[float]:
         """How many seconds ago the last messages of a robot were tried by other notifiers, oldest first."""
@@ -426,7 +434,8 @@ class Sent:
     def note(self, messages: Iterable[Message], state: State, attempt: str, now: bool = True) -> None:
         """Remember, and tell the topic `now` or with the next; what Kafka does not take is told later."""
         for message in messages:
-            noted = {"id": message.id, "platform": message.platform, "state": state, "attempt": attempt}
+            name = apart(message.id, self.hidden)
+            noted = {"id": name, "platform": message.platform, "state": state, "attempt": attempt}
             self.remember(noted, time.time())
             with self.lock:
                 self.owed.append(json.dumps(noted).encode())
@@ -690,8 +699,8 @@ class Notifier:
 
     def __init__(self, settings: Settings, robots: Mapping[str, Robot], pace: Pace) -> None:
         self.settings, self.pace = settings, pace
-        self.sent = Sent(settings)
         self.hidden = sorted({*notify.secrets(settings), *of_robots(robots.values())}, key=len, reverse=True)
+        self.sent = Sent(settings, self.hidden)
         self.trusted = ssl.create_default_context(cafile=settings.notify_ca)
         self.targets = {
             name: Target(robot, pace, self.trusted, self.sent, self.done, self.bury, self.hidden)
@@ -837,8 +846,7 @@ class Notifier:
         for secret in self.hidden:
             value = value.replace(secret.encode(), notify.MASK.encode())
         whole = f"{message.platform}/{message.id}" if message else f"{NOTIFY.name}/{record.offset if record else 0}"
-        if (shown := notify.masked(whole, self.hidden)) != whole:  # of one key the topic keeps the last letter alone
-            whole = f"{shown}#{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+        whole = apart(whole, self.hidden)  # of one key the topic keeps the last letter alone
         because = notify.masked(because, self.hidden)
         headers = {"because": because, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         headers |= {"from": f"{record.topic}/{record.partition}/{record.offset}"} if record else {}
