@@ -3,11 +3,13 @@
 from datetime import datetime, timedelta
 
 from airflow.sdk import dag, task
-from stream import WatchStream
+from stream import WatchStream, WithinItsRun
 from tell import task_failed
 
 from tidemark.model import duration
 from tidemark.settings import Settings
+
+WINDOW = duration(Settings().watch_window).total_seconds()
 
 
 @dag(
@@ -27,7 +29,8 @@ def speed_layer() -> None:
     outlives the task, the run and every process of Airflow. The task's log has a line of progress twice a minute.
 
     * **It died, or does not beat**: started again. Five deaths in one window are told of. Fifteen fail the try with the end of
-      the stream's log; the next one begins a minute later, then after two, and so on up to ten. Three failed runs pause this DAG.
+      the stream's log; the next one begins a minute later, then after two, and so on up to ten, and with the
+      run's end at the latest. Three failed runs pause this DAG.
     * **Clear or mark the task**: the stream finishes its batch, however long that takes, and begins again. The run
       of a task that was marked ends five minutes later, and the next one starts the stream.
     * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
@@ -41,13 +44,12 @@ def speed_layer() -> None:
 
     watch = WatchStream.partial(
         task_id="watch",
-        window=duration(Settings().watch_window).total_seconds(),
+        window=WINDOW,
         map_index_template="{{ task.stream }}",
         # The run lasts for as long as the other streams are watched: one that died too often is not left dead till then.
         retries=10,
-        retry_delay=timedelta(minutes=1),
-        retry_exponential_backoff=2,
-        max_retry_delay=timedelta(minutes=10),
+        retry_delay=timedelta(minutes=1),  # where a killed task has no time to say how long
+        retry_policy=WithinItsRun(WINDOW),
     )
     watch.expand(stream=streams())
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, RetryDecision, RetryPolicy
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tell import Alarms, tell
 
@@ -24,6 +24,8 @@ TOLD = 5
 """Deaths of a stream in one window, before somebody is told of them."""
 DRAINS = timedelta(minutes=3)
 """How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
+LONGEST = timedelta(minutes=10)
+"""The longest that a watcher whose stream died too often waits before it tries again."""
 LEFT = timedelta(minutes=5)
 """How long a stream that has drained and is wanted may wait for its own watcher to start it again."""
 
@@ -68,8 +70,8 @@ class WatchStream(BaseOperator):
         from tidemark import local
         from tidemark.settings import Settings
 
-        if event["what"] == "over":
-            return event["said"]
+        if event["what"] == "over" or datetime.now(UTC).timestamp() >= until:
+            return event["said"]  # what there is to start, the next run does
         settings = Settings()
         self.log.warning("stream %s %s: %s", self.stream, event["what"], event["said"])
         if event["what"] == "failed":
@@ -87,6 +89,23 @@ class WatchStream(BaseOperator):
                 silent.wait(10)  # else it is adopted while it ends
         self.watch(until, died)
         raise AssertionError("watch defers")
+
+
+class WithinItsRun(RetryPolicy):
+    """A watcher that has failed begins again after a minute, then after two, and so on up to `LONGEST`; and at the latest when
+    its run is as old as the window: the other streams' watchers end then, and only the next run has all of them."""
+
+    def __init__(self, window: float) -> None:
+        self.window = window
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        pause = min(timedelta(minutes=2 ** (min(try_number, 9) - 1)), LONGEST)
+        if context:
+            end = context["dag_run"].start_date + timedelta(seconds=self.window)
+            pause = max(min(pause, end - datetime.now(UTC)), timedelta(0))
+        return RetryDecision.retry(pause)
 
 
 class StreamTrigger(BaseTrigger):

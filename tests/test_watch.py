@@ -132,6 +132,26 @@ def test_a_watcher_that_begins_again_ends_with_its_run(watcher, config, started)
     assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(10, abs=5)
 
 
+@pytest.mark.parametrize(
+    ("tried", "began", "again"),
+    [(1, 0, 60), (3, 0, 240), (7, 0, 600), (7, 3300, 300), (1, 3590, 10), (1, 3700, 0)],
+)
+def test_a_watcher_that_has_failed_begins_again_with_the_end_of_its_run_at_the_latest(plugins, tried, began, again):
+    """
+    run          [0 ──────────── 55 ──── 60)
+    other task   [0 ──────────────────── 60)
+    this task             died, 55 ····· 60)   and the next run watches both
+    """
+    decision = plugins.stream.WithinItsRun(3600.0).evaluate(RuntimeError(), tried, 10, run(began))
+    assert decision.retry_delay.total_seconds() == pytest.approx(again, abs=1)
+
+
+@pytest.mark.parametrize("what", ["failed", "ended", "stale"])
+def test_a_stream_that_is_no_more_when_the_window_is_over_is_the_next_run_s_to_start(watcher, config, started, what):
+    assert watcher.resume({}, {"what": what, "said": "a table is gone"}, until=0.0, died=0) == "a table is gone"
+    assert started == []
+
+
 def test_a_stream_that_does_not_run_is_started(watcher, config, started):
     deferred(lambda: watcher.execute(run()))
     assert started == ["main"]
