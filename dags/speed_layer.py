@@ -32,7 +32,8 @@ def speed_layer() -> None:
       the stream's log; the next one begins a minute later, then after two, and so on up to ten, and with the
       run's end at the latest. Three failed runs pause this DAG.
     * **Clear or mark the task**: the stream finishes its batch, however long that takes, and begins again. The run
-      of a task that was marked ends five minutes later, and the next one starts the stream.
+      of a task that was marked ends five minutes later, a quarter of an hour where the stream was dead, and the next one
+      starts the stream.
     * **Stop it, or begin again**: trigger `control`, with a reason. Pausing this DAG stops nothing.
     """
 

@@ -27,7 +27,7 @@ DRAINS = timedelta(minutes=3)
 LONGEST = timedelta(minutes=10)
 """The longest that a watcher whose stream died too often waits before it tries again."""
 LEFT = timedelta(minutes=5)
-"""How long a stream that has drained and is wanted may wait for its own watcher to start it again."""
+"""How long a stream that has drained and is wanted may wait for its own watcher to start it again; a dead one, `LONGEST` more."""
 
 
 class WatchStream(BaseOperator):
@@ -181,18 +181,19 @@ def look(stream: str) -> tuple[str, str]:
 
 
 def left(stream: str, since: datetime) -> bool:
-    """Whether another stream has drained since then, is wanted, and nobody has started it again: its task was marked. The next
-    run does, and this one lasts for as long as one stream is watched."""
+    """Whether another stream has drained or died since then, is wanted, and nobody has started it again: its task was marked. The
+    next run does, and this one lasts for as long as one stream is watched."""
     from tidemark import local
     from tidemark.pipelines import CATALOG
     from tidemark.settings import Settings
 
     settings = Settings()
     for other in CATALOG.streams:
-        if other != stream and look(other)[0] == "ended":
-            said = (local.status(settings, other)["heartbeat"], local.wanted(settings, other))
-            drained, wanted = (datetime.fromisoformat(one["at"]) for one in said)
-            if drained > since and max(drained, wanted) < datetime.now(UTC) - LEFT:
+        how, beat = look(other)[0], local.status(settings, other).get("heartbeat")
+        if other != stream and beat and how in ("ended", "failed"):
+            ended, wanted = (datetime.fromisoformat(one["at"]) for one in (beat, local.wanted(settings, other)))
+            patience = LEFT if how == "ended" else LEFT + LONGEST
+            if ended > since and max(ended, wanted) < datetime.now(UTC) - patience:
                 return True
     return False
 

@@ -312,6 +312,17 @@ def test_a_stream_that_nobody_starts_again_was_left(plugins, config, state, ago,
     assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=10)) is left
 
 
+@pytest.mark.parametrize(("ago", "left"), [(910, True), (890, False)], ids=["marked meanwhile", "between two tries"])
+def test_a_dead_stream_was_left_when_its_own_watcher_would_have_tried_again(plugins, config, ago, left):
+    heartbeat(config, "failed", ago=ago)
+    assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=20)) is left
+
+
+def test_a_stream_that_died_without_a_heartbeat_is_not_known_to_be_left(plugins, config):
+    assert plugins.stream.look("main")[0] == "failed"
+    assert not plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=20))
+
+
 def test_a_watch_is_over_when_the_task_of_another_stream_was_marked(plugins, config, monkeypatch):
     """The run ends then, and the next one watches both."""
     monkeypatch.setattr(plugins.stream, "LEFT", timedelta(0))
