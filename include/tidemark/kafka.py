@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 PATIENCE = 120.0
-"""Seconds that a record is tried again before it counts as failed."""
+"""Seconds that a record is tried again before it counts as failed, and that a reading waits for a broker that went away."""
 ANSWER = 15.0
 """Seconds that an administrative request may take."""
 ERRORS_KEPT = 5
@@ -238,7 +238,7 @@ def connected(settings: Settings, seconds: float = ANSWER) -> AdminClient:
                 away(settings, error, f" (waited {seconds:g} seconds)")
 
 
-def away(settings: Settings, error: Exception, waited: str = "") -> NoReturn:
+def away(settings: Settings, error: Exception | None, waited: str = "") -> NoReturn:
     start = "start one with `tidemark up`" if settings.kafka_protocol == "PLAINTEXT" else "see that it runs"
     raise BrokerAway(
         f"no Kafka broker answers at {settings.brokers}{waited}; {start}, or say where it is with TIDEMARK_BROKERS"
@@ -1106,15 +1106,24 @@ Place = Literal["earliest", "latest"] | datetime | int
 """Where to read from: an end, the first record at or after an instant, or an offset."""
 
 
-def consume(settings: Settings, topic: str, start: Place, limit: int | None = None, follow: bool = False) -> Iterator[Record]:
+def consume(
+    settings: Settings,
+    topic: str,
+    start: Place,
+    limit: int | None = None,
+    follow: bool = False,
+    *,
+    patience: float = PATIENCE,
+) -> Iterator[Record]:
     """The records of a topic from `start` on, in order within each partition, up to the end that Kafka held when asked.
 
     An `int` is an offset, the same in every partition, moved into what the partition holds. `follow` goes on for ever;
     `limit` ends after so many. Partitions are assigned, so no consumer group is left behind. A broker that goes away is
-    waited for. Raises `TopicMissing`, `BrokerAway`, `BrokerRefused`.
+    waited for: by `follow` for ever, else for `patience` seconds without any answer. Raises `TopicMissing`, `BrokerAway` (in
+    the middle it says how many records were read), `BrokerRefused`.
     """
     begin, ends = places(settings, topic, start)
-    return records(settings, topic, begin, None if follow else ends, limit)
+    return records(settings, topic, begin, None if follow else ends, limit, patience)
 
 
 def places(settings: Settings, topic: str, start: Place) -> tuple[dict[int, int], dict[int, int]]:
@@ -1127,7 +1136,12 @@ def places(settings: Settings, topic: str, start: Place) -> tuple[dict[int, int]
 
 
 def records(
-    settings: Settings, topic: str, begin: Mapping[int, int], ends: Mapping[int, int] | None, limit: int | None
+    settings: Settings,
+    topic: str,
+    begin: Mapping[int, int],
+    ends: Mapping[int, int] | None,
+    limit: int | None,
+    patience: float = PATIENCE,
 ) -> Iterator[Record]:
     connection = Connection(settings)
     consumer = Consumer(
@@ -1143,12 +1157,15 @@ def records(
     try:
         unread = {p for p in begin if ends is None or begin[p] < ends[p]}
         consumer.assign([TopicPartition(topic, p, begin[p]) for p in unread])
-        taken = 0
+        taken, silent, step = 0, 0.0, min(0.5, patience)
         while unread and (limit is None or taken < limit):
-            message = consumer.poll(0.5)
+            message = consumer.poll(step)
             if connection.refused:
                 raise BrokerRefused(connection.refused)
             if message is None:
+                silent += step  # not by the clock: a command that was stopped with Ctrl-Z has waited for nobody
+                if ends is not None and silent >= patience:
+                    away(settings, None, f" any more: {taken:,} records of topic {topic} were read (waited {patience:g} seconds)")
                 continue
             error, partition, offset = message.error(), cast(int, message.partition()), cast(int, message.offset())
             connection.answered(error)
@@ -1158,9 +1175,10 @@ def records(
             elif error is not None and error.code() != KafkaError._PARTITION_EOF and error.code() not in AWAY:
                 raise KafkaException(error)
             if ends is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
-                reached = offset + 1 if error is None else offset
+                silent, reached = 0.0, offset + 1 if error is None else offset
                 if reached >= ends[partition]:
                     unread.discard(partition)
+                    consumer.pause([TopicPartition(topic, partition)])  # what comes behind the end answers for no other
     finally:
         consumer.close()
 

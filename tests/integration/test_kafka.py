@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -422,6 +423,43 @@ def test_following_reads_what_comes_after_the_call(broker: Settings, topic_name:
     following = kafka.consume(broker, topic_name, "latest", limit=2, follow=True)
     kafka.produce(broker, visits(topic_name), [b"after", b"later"])
     assert sorted(r.value or b"" for r in following) == [b"after", b"later"]
+
+
+def test_reading_ends_after_its_patience_without_an_answer_and_says_how_far_it_came(broker: Settings, topic_name: str) -> None:
+    """Two records of three that were promised, and beside them a partition that goes on behind its end."""
+    topic, ended = visits(topic_name, partitions=2), threading.Event()
+    kafka.apply(broker, [topic])
+    first, second = ({"visitor": next(f"v{n}" for n in range(99) if place(f"v{n}", 2) == partition)} for partition in (0, 1))
+    kafka.produce(broker, topic, [first, first, second])
+    reading = kafka.records(broker, topic_name, {0: 0, 1: 0}, {0: 3, 1: 1}, None, patience=1.0)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(kafka.produce, broker, topic, repeat(second), rate=20, interrupts=ended.is_set)
+        try:
+            assert sorted(next(reading).partition for _ in range(3)) == [0, 0, 1]
+            said = rf"at {broker.brokers} any more: 3 records of topic {topic_name} were read \(waited 1 seconds\)"
+            with pytest.raises(BrokerAway, match=said):
+                next(reading)
+        finally:
+            ended.set()
+
+
+def test_reading_waits_for_a_broker_that_comes_back_and_following_for_ever(
+    jars: Path, settings: Settings, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.start_broker(settings)
+    kafka.apply(settings, [visits(topic_name)])
+    kafka.produce(settings, visits(topic_name), [b"1", b"2", b"3"])
+    reading = [kafka.consume(settings, topic_name, "earliest", patience=60)]
+    reading += [kafka.consume(settings, topic_name, "earliest", limit=3, follow=True, patience=0.5)]
+    away = kafka.consume(settings, topic_name, "earliest", patience=0.5)
+    local.stop_broker(settings)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(list, one) for one in reading]
+        with pytest.raises(BrokerAway, match=f"at {settings.brokers} any more: 0 records of topic {topic_name} were read"):
+            list(away)
+        until(lambda: "no broker answers; waiting for it" in capsys.readouterr().out)
+        local.start_broker(settings)
+        assert [sorted(r.value or b"" for r in one.result(timeout=60)) for one in found] == [[b"1", b"2", b"3"]] * 2
 
 
 def test_consuming_leaves_no_consumer_group_behind(broker: Settings, topic_name: str) -> None:
