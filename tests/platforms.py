@@ -78,7 +78,7 @@ class Platforms:
     def texts(self, platform: str) -> list[str]:
         return [heard.text for heard in self.heard if heard.platform == platform]
 
-    def until(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, f"not within {seconds} seconds; heard: {[h.text for h in self.heard]}"
