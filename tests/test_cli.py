@@ -363,13 +363,13 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("heard", "says", "ended"),
+    ("heard", "patience", "says", "ended"),
     [
-        ("stopped", "stream main: drained", True),
-        ("running", "stream main: killed, as it had not drained after 2 s; what it was at is done again", False),
+        ("stopped", 60, "stream main: drained", True),
+        ("running", 1, "stream main: killed, as it had not drained after 1 s; what it was at is done again", False),
     ],
 )
-def test_down_says_which_stream_drained_and_which_was_killed(config, capsys, heard, says, ended):
+def test_down_says_which_stream_drained_and_which_was_killed(config, capsys, heard, patience, says, ended):
     """A stream writes its last heartbeat when it has drained; one in the middle of a batch does not hear SIGTERM."""
     beat = config.state / "main" / "heartbeat.json"
     beat.parent.mkdir(parents=True)
@@ -379,7 +379,7 @@ def test_down_says_which_stream_drained_and_which_was_killed(config, capsys, hea
     while not local.beats(config, "main"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert cli.bring_down(config, cli.Steps(), patience=2) is ended
+    assert cli.bring_down(config, cli.Steps(), patience=patience) is ended
     assert says in capsys.readouterr().err
 
 

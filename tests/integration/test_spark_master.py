@@ -91,7 +91,7 @@ def master(tmp_path: Path) -> Iterator[Master]:
 
 def page(port: int) -> str:
     with suppress(OSError):
-        return urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read().decode()
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read().decode()
     return ""
 
 

@@ -229,7 +229,7 @@ def values(table: Any) -> list[tuple[Any, ...]]:
 
 def shown(port: int) -> dict[str, dict[tuple[str, ...], float]]:
     """What the stream's page shows: by metric, its values by their labels."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for sample in (s for family in text_string_to_metric_families(text) for s in family.samples):
         assert sample.labels.pop("stream") == "main"
