@@ -6,18 +6,20 @@ Here for traffic, with its rollup and its short ways; the other pipelines have t
 import importlib
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import HOUR, RECORDS, Law, broken, instants, said, unheld, worlds
+from laws import HOUR, RECORDS, Law, broken, instants, labelled, said, unheld, worlds
+from pyspark.sql import SparkSession
 
-from tidemark import fold, kafka
+from tidemark import fold, kafka, speed
 from tidemark.model import catalog
 from tidemark.pipelines import CATALOG, PIPELINES, traffic
 
-FIVE = timedelta(seconds=5)
+FIVE, NOON = timedelta(seconds=5), datetime(2026, 11, 18, 12, tzinfo=UTC)
 
 
 @st.composite
@@ -62,11 +64,55 @@ def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw
     assert broken(interpreted, LAW, world) == {}
 
 
+#   panes, in steps from the first mark on: an hour before it, where what is merged beforehand begins and ends, the mark itself
+EDGES = (-720, -708, -6, 0)
+VIEW = st.tuples(
+    st.builds(lambda edge, steps: edge + steps, st.sampled_from(EDGES), st.integers(-2, 30)),
+    st.sampled_from((timedelta(0), FIVE - timedelta(microseconds=1))),
+    st.sampled_from(("ann", "bob", "")),
+    st.sampled_from(("/", "/cart")),
+)
+
+
+def newest(spark: SparkSession, read: fold.Read) -> Any:
+    """What a stream computes its newest marks with, over tables that `read` gives."""
+    refresher: Any = object.__new__(speed.Refresher)
+    refresher.spark, refresher.read_table, refresher.bases = spark, read, {}
+    return refresher
+
+
+@given(
+    viewed=st.lists(VIEW, max_size=60), spans=st.lists(st.tuples(st.integers(0, 13), st.integers(1, 13)), min_size=2, max_size=3)
+)
+def test_marks_from_rows_that_were_merged_beforehand_are_those_over_all_panes(interpreted, viewed, spans):
+    """One after the other, as the stream asks for them: what was merged for some serves others as long as it can."""
+    events = [
+        {"event_id": f"e{n}", "visitor_id": visitor, "page": page, "viewed_at": NOON + step * FIVE + within}
+        for n, (step, within, visitor, page) in enumerate([*viewed, (-700, timedelta(0), "eve", "/")])
+    ]
+    panes = traffic.page_panes(views=interpreted.createDataFrame(pa.Table.from_pylist(events))).persist()
+    twice = panes.union(panes)  # as a batch that was tried again leaves them
+    refresher, frames, at = newest(interpreted, lambda *_: twice), [], NOON
+    for gap, steps in spans:
+        since, at = at + gap * FIVE, at + (gap + steps) * FIVE
+        for view in (traffic.last_hour, traffic.site_last_hour):
+            all_panes = fold.answers(interpreted, view, view.shortcut, lambda *_: twice, since, at, settled=False)
+            frames += [("merged", view.name, refresher.marks(view, view.shortcut, since, at, aside=False))]
+            frames += [("all", view.name, all_panes)]
+    found = sorted(labelled(frames).to_pylist(), key=str)
+    merged, whole = ([r | {"_way": ""} for r in found if r["_way"] == way] for way in ("merged", "all"))
+    interpreted.catalog.clearCache()
+    assert merged == whole != []
+
+
+def test_marks_of_more_than_half_of_what_they_look_back_on_are_not_merged_beforehand(spark):
+    refresher = newest(spark, lambda *_: None)
+    late = NOON + timedelta(minutes=30) + FIVE
+    assert refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, NOON, late, aside=False) is None
+
+
 def test_every_declaration_that_ships_fits_what_it_reads_and_what_it_announces(spark):
     assert {d.name: str(schema) for d, schema in fold.schemas(spark, CATALOG) if isinstance(schema, Exception)} == {}
-
-
-NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("topic", [t for t in CATALOG.topics.values() if t.sample], ids=lambda t: t.name)

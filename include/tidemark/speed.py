@@ -1537,7 +1537,7 @@ class Refresher:
 
     def merged(self, rollup: Rollup, shortcut: Shortcut, low: datetime, high: datetime) -> DataFrame:
         """A rollup's rows of `[low, high)`, each once, its counted sets as counts."""
-        there = lake.read(self.spark, self.stream.tables[rollup.name], low=low, high=high)
+        there = self.read_table(rollup, low, high)
         rows = fold.merge(rollup, fold.within(there, rollup.time, fold.period(self.spark, low, high)))
         return fold.as_counts(rows, shortcut.counted)
 
