@@ -681,7 +681,10 @@ class Stream:
             mine = [{"topic": topic, **r} for r in found.toArrow().to_pylist()]
             counts += self.explained(self.catalog.topics[topic], mine, spans)
         if counts:
-            seq = max(self.tables[topic].appended(self.name) or 0 for topic in offsets)
+            # What another stream has left has no number of this one's, and one that the ledger has would enter nothing.
+            newest = self.ledger.appended(self.name)
+            unused = 0 if newest is None else newest + 1
+            seq = max(unused, *(self.tables[topic].appended(self.name) or 0 for topic in offsets))
             self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
             log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
             self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation, self.stream_time)

@@ -111,6 +111,38 @@ def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(
     assert stream.taken_over(None, {}) == (True, {"main": 4, "second": 7})
 
 
+#   offsets of topic one     0       1       2
+#   in its log             [ main 4 )[ main 5, killed; its checkpoint is lost )
+#   in the ledger          [ main 4 )                        second has entered 7
+def test_what_a_killed_stream_has_left_of_a_topic_is_entered_under_a_number_that_its_new_stream_has_not_used(
+    settings: Settings, spark: SparkSession
+) -> None:
+    stream, catalog = object.__new__(speed.Stream), declared("one", "two")
+    stream.settings, stream.spark, stream.name, stream.catalog = settings, spark, "second", catalog
+    stream.ledger, log = lake.ledger(settings), lake.table(settings, catalog.topics["one"])
+    stream.tables = {"one": log}
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(catalog.topics["one"]))))
+    for name, seq, topic, first in (("main", 4, "one", 0), ("second", 7, "two", 0), ("main", 5, "one", 1)):
+        batch, killed = lake.Batch(name, seq, seq, {topic: {"0": [first, first + 1 + (seq == 5)]}}), seq == 5
+        places = [{"partition": 0, "offset": n, "timestamp": NOON} for n in range(first, first + 1 + killed)]
+        rows = [{"id": "e", "made_at": NOON, "kafka": place, "day": YESTERDAY} for place in places]
+        if topic == "one":
+            schema = pa.schema(log.delta().schema())
+            lake.append(log, batch, lake.write_arrow(log, batch.folder, pa.Table.from_pylist(rows, schema)))
+        if not killed:
+            counts = [{"topic": topic, "partition": 0, "records": 1, "rejects": 0, "tombstones": 0, "gaps": 0}]
+            stream.name = name
+            stream.write_ledger(batch, counts, NOON, 1, NOON)
+    stream.name = "second"
+    done = stream.finish_ledger(stream.entered_spans(["one"]), stream.log_spans(["one"]), 1)
+    assert done == {"one": {"0": 3}}
+    told = {
+        (r["topic"], r["stream"], r["seq"]): (r["from_offset"], r["until_offset"]) for r in entered(settings, "main", "second")
+    }
+    assert told == {("one", "main", 4): (0, 1), ("two", "second", 7): (0, 1), ("one", "second", 8): (1, 3)}
+
+
 @pytest.mark.long
 def test_two_halves_and_one_again_under_traffic_lose_and_double_nothing(
     house: Callable[..., Settings], run: Any, spark: SparkSession, topic_name: str
