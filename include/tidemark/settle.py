@@ -1109,11 +1109,13 @@ class Settling:
         return sum(json.loads(a.stats).get("numRecords", 0) for a in lake.staged(self.outer[name], self.run.id))
 
     def keep(self, found: Sequence[quality.Verdict]) -> None:
-        """Write verdicts to `lake/verdicts` and, as JSON, beside the run's record."""
+        """Write verdicts to `lake/verdicts` and, as JSON, beside the run's record; those from before it was cut off go."""
         table = lake.verdicts(self.settings)
         table.create(fold.schema_of(fold.nothing(self.spark, quality.VERDICTS)), "Every check of every run.")
-        batch = lake.Batch(self.run.id, 0, 0)
-        lake.append(table, batch, lake.write_arrow(table, f"live/{self.run.id}", quality.to_arrow(found)))
+        folder = f"live/{self.run.id}"
+        before = [f for f in table.files() if f.path.startswith(f"{folder}/")]
+        adds = lake.write_arrow(table, f"{folder}/{uuid.uuid4().hex[:8]}", quality.to_arrow(found))
+        lake.swap(table, before, adds, {"run": self.run.id})
         path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
         lake.whole_or_nothing(path.with_suffix(".verdicts"), quality.to_json(found))
 

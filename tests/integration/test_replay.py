@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidemark import compare, fold, kafka, lake, local, model, query, settle, speed
+from tidemark import compare, fold, kafka, lake, local, model, quality, query, repair, settle, speed
 from tidemark.functions import distinct, how_many, pane
 from tidemark.model import Catalog, Live, Topic, rollup, view
 from tidemark.settings import Settings
@@ -515,6 +515,18 @@ def test_log_in_which_a_null_has_changed_places_or_a_record_stands_twice_is_not_
         return
     with pytest.raises(settle.SettleError, match=f"differ: 1 records that the log {said}, the first at partition 0, offset 0"):
         work.same_as_log(topic)
+
+
+def test_verdicts_of_a_replay_that_is_judged_again_take_the_place_of_those_before(
+    settings: Settings, spark: SparkSession
+) -> None:
+    work, _, _ = settling(settings, spark, [TILL_TEN], set(), {0: 10})
+    lake.save(settings, work.run)
+    for count in (1, 2):  # it was cut off while it was compared, and goes on
+        said = ("", "critical", "passed", None, None, None, NOW, (TODAY, TODAY))
+        work.keep([quality.Verdict("r", "made", f"check {n}", *said) for n in range(count)])
+    assert repair.damage(settings, work.catalog) == []
+    assert [file.rows for file in lake.verdicts(settings).files()] == [2]
 
 
 def test_record_that_the_log_lacks_is_a_refusal_that_names_the_range(shops: Shops, spark: SparkSession) -> None:
