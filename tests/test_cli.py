@@ -101,6 +101,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["settle"], "say --day D, or --from D --to D"),
         (["settle", "--day", "yesterday"], "--day yesterday is not a day; write it like 20"),
         (["settle", "--day", "2026-02-30"], "--day 2026-02-30 is not a day"),
+        (["settle", "--from", "0001-01-01", "--to", "2026-11-01"], "--from 0001-01-01 lies before the year 2000, and an event"),
         (["settle", "--from", "2026-11-19"], "say --day D, or --from D --to D"),
         (["settle", "--from", "2026-11-19", "--to", "2026-11-01"], "--to 2026-11-01 lies before --from 2026-11-19"),
         (["settle", "--day", "2026-11-19", "--from", "2026-11-19", "--to", "2026-11-19"], "say --day D, or --from D --to D"),
@@ -115,7 +116,10 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["replay", "--source", "tape"], "--source is kafka or log, not tape"),
         (["replay", "--run", "../../etc"], "--run ../../etc is no name"),
         (["replay", "--run", "日"], "--run 日 is no name: letters of A to Z"),
+        (["replay", "--run", ""], "--run is no name"),
         (["replay", "--from", "zero"], "--from zero is not a day"),
+        (["replay", "--from", ""], "--from is not a day"),
+        (["replay", "--from", "2026-11-19", "--to", "2026-11-01"], "--to 2026-11-01 lies before --from 2026-11-19"),
         (["produce", "page_views", "--sample", "--burst", "5"], "--burst goes with --rate"),
         (["produce", "nowhere", "--sample"], "there is no topic nowhere; there are activity, clicks"),
         (["produce", "page_views"], "say either --file F.jsonl or --sample"),
@@ -123,14 +127,19 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["produce", "page_views", "--file", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["produce", "page_views", "--file", "x" * 300], "[Errno 36] File name too long"),
         (["produce", "page_views", "--sample", "--day", "19.11."], "--day 19.11. is not a day"),
+        (["produce", "page_views", "--sample", "--day", ""], "--day is not a day"),
         (["produce", "page_views", "--sample", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; its events"),
         (["consume", "page_views", "--from", "noon"], "--from noon is neither earliest, latest, an offset nor an instant"),
+        (["consume", "page_views", "--from", "²"], "--from ² is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),
         (["seek", "g", "../../etc", "--to", "earliest"], "../../etc is no name of a topic"),
         (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main, alarms"),
         (["rejects", "nowhere"], "there is no topic nowhere"),
         (["rejects", "--day", "x"], "--day x is not a day"),
+        (["rejects", "--day", ""], "--day is not a day"),
         (["report", "--day", "x"], "--day x is not a day"),
+        (["report", "--day", ""], "--day is not a day"),
+        (["report", "--day", "0001-01-01"], "--day 0001-01-01 lies before the year 2000"),
         (["report", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; the last day that has a report is 20"),
         (["topics", "list", "--yaml"], "No such option"),
     ],
@@ -154,6 +163,25 @@ def test_wrong_setting_is_one_sentence_and_exit_code_2(run, environment):
     ended = run("runs")
     assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
     assert ended.stderr.startswith('tidemark: TIDEMARK_ZONE=Mars/Olympus: "Mars/Olympus" is not a time zone')
+
+
+@pytest.mark.parametrize("words", [["runs"], ["status"], ["verify"], ["report"], ["speed"], ["down"]])
+def test_home_that_is_a_file_is_one_sentence_and_exit_code_2(run, environment, tmp_path, words):
+    (tmp_path / "file").touch()
+    environment["TIDEMARK_HOME"] = str(tmp_path / "file")
+    ended = run(*words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (
+        ended.stderr == f"tidemark: TIDEMARK_HOME={tmp_path}/file: there is a file; give a folder, which need not be there yet\n"
+    )
+
+
+def test_home_that_cannot_be_made_is_one_sentence_and_exit_code_1(run, environment, tmp_path):
+    (tmp_path / "file").touch()
+    environment["TIDEMARK_HOME"] = str(tmp_path / "file" / "home")
+    ended = run("speed")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith(f"tidemark: Not a directory: {tmp_path}/file/home")
 
 
 @pytest.mark.parametrize("words", [["topics", "list"], ["topics", "apply"], ["consume", "page_views", "--from", "earliest"]])

@@ -288,6 +288,11 @@ def test_exactly_as_many_rows_as_the_limit_are_whole(ask):
     assert not ask("SELECT * FROM range(5)", rows=5).truncated
 
 
+def test_limits_greater_than_any_are_none(ask):
+    found = ask("SELECT 1", rows=10**30, seconds=float("inf"))
+    assert (found.rows, found.truncated) == ([(1,)], False)
+
+
 def test_query_longer_than_the_limit_is_stopped(ask):
     with pytest.raises(QueryError, match=r"longer than 0.2 seconds"):
         ask("SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b", seconds=0.2)

@@ -6,6 +6,7 @@ What was asked for goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -95,6 +96,8 @@ def ending(error: Exception) -> tuple[int, str] | None:
         return CODES.get(kind.__name__, FAILED), one_line(str(error))
     if isinstance(error, FileNotFoundError) and error.errno is None:  # raised by us with a sentence, not by the system
         return FAILED, one_line(str(error))
+    if isinstance(error, NotADirectoryError | PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+        return FAILED, one_line(f"{error.strerror}: {error.filename}; the home is {Settings().home.absolute()} (TIDEMARK_HOME)")
     return None
 
 
@@ -208,9 +211,12 @@ def stream_named(name: str) -> str:
 
 def day_of(text: str, option: str) -> date:
     try:
-        return date.fromisoformat(text)
+        day = date.fromisoformat(text)
     except ValueError:
         raise Wrong(f"{option} {text} is not a day; write it like {date.today() - timedelta(days=1)}") from None
+    if day.year < 2000:
+        raise Wrong(f"{option} {text} lies before the year 2000, and an event of then is a reject")
+    return day
 
 
 def run_named(config: Settings, name: str) -> Run:
@@ -514,7 +520,7 @@ def produce(
     declared = [topic_named(name) for name in topics]
     if sample == (file is not None):
         raise Wrong("say either --file F.jsonl or --sample")
-    if not sample and (day or count):
+    if not sample and (day is not None or count):
         raise Wrong("--day and --count go with --sample")
     if burst and not rate:
         raise Wrong("--burst goes with --rate")
@@ -525,7 +531,7 @@ def produce(
         if file is not None:
             events: list[Iterator[kafka.Sent]] = [kafka.from_file(declared[0], file)]
         else:
-            whole = day_of(day, "--day") if day else None
+            whole = day_of(day, "--day") if day is not None else None
             if whole and whole >= datetime.now(config.tz).date():
                 raise Wrong(f"{whole} is not over in {config.zone}; its events would lie ahead, and a time ahead is a reject")
             many = count or (100_000 if whole else None)
@@ -643,7 +649,7 @@ def place(text: str, option: str = "--from") -> Any:
     """Where to read from. An instant without a time zone is UTC."""
     if text in ("earliest", "latest"):
         return text
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     try:
         at = datetime.fromisoformat(text)
@@ -892,9 +898,11 @@ def replay(
 
     if source not in ("kafka", "log"):
         raise Wrong(f"--source is kafka or log, not {source}")
-    if run and not lake.RUN_NAME.fullmatch(run):
+    if run is not None and not lake.RUN_NAME.fullmatch(run):
         raise Wrong(f"--run {run} is no name: letters of A to Z, digits, points, dashes and underscores, a hundred at most")
-    begin, end = (day_of(text, option) if text else None for text, option in ((first, "--from"), (last, "--to")))
+    begin, end = (day_of(text, option) if text is not None else None for text, option in ((first, "--from"), (last, "--to")))
+    if begin and end and end < begin:
+        raise Wrong(f"--to {end} lies before --from {begin}")
     names, config = tables_named(only), settings()
     which: Any = source
     report(
@@ -1092,7 +1100,7 @@ def report_of_day(
     from tidemark import report as engine
 
     config = settings()
-    wanted = day_of(day, "--day") if day else datetime.now(config.tz).date() - timedelta(days=1)
+    wanted = day_of(day, "--day") if day is not None else datetime.now(config.tz).date() - timedelta(days=1)
     page = engine.report(config, catalog(), wanted)
     if json_:
         show({"day": wanted, "report": page, "numbers": page.with_suffix(".csv")})
@@ -1184,7 +1192,7 @@ def rejects(
     from tidemark import query as lake
 
     config = settings()
-    where = f"reject IS NOT NULL AND day = DATE '{day_of(day, '--day')}'" if day else "reject IS NOT NULL"
+    where = "reject IS NOT NULL" + (f" AND day = DATE '{day_of(day, '--day')}'" if day is not None else "")
     if topic is None:
         there = lake.written({n: p for n, p in lake.places(config, catalog()).items() if n in catalog().topics})
         counts = [

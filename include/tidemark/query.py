@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -170,7 +171,7 @@ class Asking:
     def ask(self, sql: str, rows: int) -> None:
         try:
             self.connection.execute(sql)
-            self.told.put((self.connection.description or [], self.connection.fetchmany(rows + 1)))
+            self.told.put((self.connection.description or [], self.connection.fetchmany(min(rows + 1, sys.maxsize))))
         except BaseException as error:
             self.told.put(error)
 
@@ -178,7 +179,7 @@ class Asking:
         """The columns' description, and the rows, one more than asked for where there are more. Raises what DuckDB raises, and
         `TimeoutError`."""
         try:
-            found = self.told.get(timeout=seconds)
+            found = self.told.get(timeout=min(seconds, threading.TIMEOUT_MAX))
         except queue.Empty:
             raise TimeoutError from None
         if isinstance(found, BaseException):

@@ -144,6 +144,13 @@ class Settings(BaseSettings):
     query_seconds: int = 60
     """The longest that `tidemark query` runs."""
 
+    @field_validator("home", "lake", "jars_dir")
+    @classmethod
+    def is_no_file(cls, folder: Path | None) -> Path | None:
+        if folder and os.path.exists(folder) and not os.path.isdir(folder):  # noqa: PTH110, PTH112 - a Path's own raise
+            raise ValueError("there is a file; give a folder, which need not be there yet")
+        return folder
+
     @field_validator("zone")
     @classmethod
     def known_zone(cls, zone: str) -> str:
