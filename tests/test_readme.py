@@ -195,16 +195,17 @@ def test_a_stream_of_one_s_own_sees_each_record_once_while_files_are_merged(spar
 # ------------------------------------------------------------------------------------------------- commands and settings
 
 
-def commands() -> Iterator[str]:
-    """Every command line of the page that begins with `tidemark`."""
-    for line in "".join(blocks("bash")).splitlines():
+def commands(page: str) -> Iterator[str]:
+    """Every command line of a page that begins with `tidemark`."""
+    for line in "".join(re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines():
         if line.startswith("tidemark "):
             yield shlex.join(shlex.split(line, comments=True))
-    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     yield from (shlex.join(shlex.split(line)) for line in re.findall(r"`(tidemark [^`]+)`", prose))
 
 
-COMMANDS = sorted(set(commands()))
+COMMANDS = sorted(set(commands(README)))
+IN_DOCS = sorted({line for page in (ROOT / "docs").rglob("*.md") for line in commands(page.read_text())} - {*COMMANDS})
 
 
 def parsed(words: list[str]) -> list[str]:
@@ -226,7 +227,7 @@ def parsed(words: list[str]) -> list[str]:
         named.append(rest[0])
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", [*COMMANDS, *IN_DOCS])
 def test_command_of_the_page_is_one_that_the_command_line_takes(line):
     words = shlex.split(line)
     named = parsed([word for word in words if word != "--help"])
