@@ -92,6 +92,15 @@ def test_where_midnight_cuts_an_hour_each_that_begins_in_the_day_is_present_and_
     assert {*said.values()} == {"passed"}
 
 
+@pytest.mark.parametrize(("more", "outcome"), [(2, "passed"), (3, "failed")])
+def test_few_event_ids_that_came_with_two_visitors_hold_no_table_back_and_a_wrong_count_does(spark, more, outcome):
+    schemas = {d.name: s for d, s in fold.schemas(spark, CATALOG)}
+    rows = [(f"/{n}", NOON, 1, 1 + (n < more), True, DAY) for n in range(200)]
+    frame = spark.createDataFrame(rows, schemas["hourly_traffic"])
+    said = quality.judge("run", {"hourly_traffic": quality.Judged(CATALOG["hourly_traffic"], frame, START, END)})
+    assert {v.check: v.outcome for v in said}["page views are at least unique visitors"] == outcome
+
+
 def test_only_the_weekday_before_is_a_warning(wrong):
     warnings = {v.check for (table, check), v in wrong.items() if (table, check) in DECLARED and v.severity == "warning"}
     assert warnings == {"PV is within half and double of the same weekday a week before"}

@@ -84,12 +84,15 @@ COUNTED = PAGE | {"pv": "page views: distinct event ids", "uv": "unique visitors
 LAST_HOUR = COUNTED | {"mark": "the end of the hour that is counted, exclusive"}
 HOUR = COUNTED | {"hour": "the start of the hour"}
 
+# One row in a hundred may have more visitors: an event id that a faulty client sends for two of them is one page view of both,
+# and no reason to hold a night back.
 UV_WITHIN_PV = expect(
     "ExpectColumnPairValuesAToBeGreaterThanB",
     description="page views are at least unique visitors",
     column_A="pv",
     column_B="uv",
     or_equal=True,
+    mostly=0.99,
 )
 
 
