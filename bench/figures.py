@@ -264,17 +264,22 @@ def draw_goals(axes: Axes, ratios: list[tuple[str, float, bool]]) -> None:
 
 
 def draw_curves(panels: Any, curves: Curves) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
     for axes, (panel, lines) in zip(panels.flat, curves.items(), strict=False):
         for colour, (line, points) in zip(LINES, lines.items(), strict=False):
             axes.plot(*zip(*sorted(points), strict=True), color=colour, marker="o", markersize=3, linewidth=1.3, label=line)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(EngFormatter(sep=""))
         axes.set_title(panel, loc="left")
         axes.grid(color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     for axes in panels.flat[len(curves) :]:
         axes.set_visible(False)
 
