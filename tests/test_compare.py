@@ -48,7 +48,7 @@ OTHER = {"lookback": "1 hour", "lookahead": "90 minutes"}
 
 
 @view(
-    reads={"hours": replace(hours, **OTHER)}, key=("hour",), time="hour", lookahead="30 minutes", live=Live("1 minute", "2 hours")
+    reads={"hours": replace(hours, **OTHER)}, key=("hour",), time="hour", lookback="30 minutes", live=Live("1 minute", "2 hours")
 )
 def over(hours): ...
 
@@ -168,7 +168,7 @@ def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookback="1 hour")}, [5, 6]),
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookahead="1 hour")}, [4, 5]),
         ([(0, 0, at(5, 30))], {"view": replace(hours, **OTHER)}, [4, 5, 6]),
-        ([(0, 0, at(5, 30))], {"view": over}, [3, 4, 5, 6]),
+        ([(0, 0, at(5, 30))], {"view": over}, [4, 5, 6, 7]),
         ([(0, 0, at(23, 30, DAY - timedelta(days=1)))], {"view": replace(hours, lookback="1 hour")}, [-1, 0]),
         ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0))], {"view": DAYS}, [DAY]),

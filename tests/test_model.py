@@ -186,6 +186,10 @@ VIEW = {
         "reads panes from 'page_panes'; a view reads topics, rollups and",
     ),
     "lookback in words": (lambda: hours(lookback="an hour"), 'lookback: "an hour" is not a length of time'),
+    "lookahead at a view": (
+        lambda: hours(reads={"panes": hours()}, lookahead="1 minute"),
+        "looks ahead at view some_hours, of which a night has no settled rows after its day; read what that view reads",
+    ),
     "lookahead in years": (lambda: hours(lookahead="1 year"), 'lookahead: "1 year" is not a length of time'),
 }
 

@@ -319,8 +319,8 @@ class Rollup:
 class Live:
     """How often a view's newest rows are computed again, and how far back a late event still corrects them live.
 
-    An event corrects rows of up to the view's lookahead before its own time, so these too are computed again; the lookaheads of
-    views that it reads add up.
+    An event corrects rows of up to the view's lookahead before its own time, or that of a view that it reads, so these too are
+    computed again.
     They are computed and written in whole steps: hours, unless `step` says a shorter part of one. A short one costs less each
     time and leaves more files, so it is for views of few rows that are wanted soon. A view of days takes whole days.
     """
@@ -470,7 +470,14 @@ class View:
         check_wiring(owner, self.function, self.reads, also=("period",))
         check_sources(owner, self.reads, self.time)
         check_key(owner, self.key, self.time, day_is_time=True)
-        duration(self.lookback, f"{owner}: lookback"), duration(self.lookahead, f"{owner}: lookahead")
+        duration(self.lookback, f"{owner}: lookback")
+        ahead = duration(self.lookahead, f"{owner}: lookahead")
+        views = [source.name for source in self.reads.values() if ahead and isinstance(source, View)]
+        refuse_if(
+            bool(views),
+            f"{owner}: looks ahead at view {', '.join(views)}, of which a night has no settled rows after its day; read what "
+            f"{'that view reads' if len(views) == 1 else 'those views read'}, topics and rollups, and look ahead at these",
+        )
         for name in self.repeats:
             refuse_if(
                 not isinstance(self.reads.get(name), Topic),
@@ -740,9 +747,9 @@ def reach(catalog: Catalog, topic: Topic) -> dict[str, tuple[timedelta, timedelt
 
 
 def looks_ahead(declared: Declared) -> timedelta:
-    """How far after its own time a row may look: itself, or through views that it reads, whose margins add up as in `reach`."""
+    """How far after its own time a row may look: itself, or through the views that it reads."""
     own = duration(declared.lookahead) if isinstance(declared, View) else timedelta(0)
-    return own + max(map(looks_ahead, sources(declared)), default=timedelta(0))
+    return max(own, *map(looks_ahead, sources(declared)), timedelta(0))
 
 
 def comment(declared: Declared) -> str:

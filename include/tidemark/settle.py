@@ -30,7 +30,6 @@ from tidemark.model import (
     duration,
     fingerprint,
     is_table,
-    looks_ahead,
     midnight,
     needed,
     reach,
@@ -436,7 +435,7 @@ def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
 
 def looked_at_until(settings: Settings, catalog: Catalog, day: date) -> datetime:
     """Up to where a day's rows look, those of the view that looks furthest ahead."""
-    ahead = max(map(looks_ahead, catalog.views.values()), default=timedelta(0))
+    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
     return fold.looked_at_until(period(settings, day)[1], ahead)
 
 
