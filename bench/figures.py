@@ -167,7 +167,8 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
         return
     names = list(dict.fromkeys(o["drill"] for o in run["drills"]))
     of = {name: [o for o in run["drills"] if o["drill"] == name] for name in names}
-    yield f"## The drill\n\n`{run['command']}`. {machine(run)}\n"
+    each = "`make drill LONG=1` tries every fault; each line has the seed and the commit of its newest run"
+    yield f"## The drill\n\n{each}. {machine(run)}\n"
     picture(
         folder / "drill.svg",
         (9, 0.28 * len(names) + 0.9),
