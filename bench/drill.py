@@ -238,6 +238,10 @@ class Drill:
         kafka.produce(self.settings, PAGE_VIEWS, events)
         until(lambda: not stream.alive(), 180)
         self.refused(stream)
+        if "`tidemark topics apply`" in self.said:  # a batch began while there was none, and it has been applied since
+            stream = local.start(self.settings, STREAM, self.speed(), self.world.environment())
+            until(lambda: not stream.alive(), 180)
+            self.refused(stream)
         assert "was deleted and created again" in self.said, self.said
         for folder in (self.settings.lake_path, self.checkpoint.path):
             folder.rename(self.world.home / f"{folder.name}-before-{self.traffic}")
