@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn
+from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn, lost
 from bench.replay import differing
 from bench.world import World
 from page_lake import AT, COUNTED, write
@@ -53,6 +53,14 @@ def test_as_many_rounds_as_a_fault_has_points_die_at_each_of_them_once(fault):
 def test_a_fault_that_breaks_off_is_an_outcome_that_did_not_hold(drill):
     outcome = drill.tried("file_gone", last=False)  # there is no lake to read
     assert (outcome.held, outcome.drill, outcome.failed != "") == (False, "file_gone", True)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "missing"), [(7, b"a", 0), (8, b"a", 1), (9, b"a", 0), (None, b"a", 0), (None, b"b", 1)]
+)
+def test_an_acknowledged_record_is_looked_for_where_it_lies_and_without_an_offset_by_its_bytes(offset, value, missing):
+    told = [{"partition": 0, "offset": offset, "value": value}]
+    assert lost(told, held={(0, 7): b"a", (1, 8): b"b"}, unseen={(0, 9)}) == missing
 
 
 def test_answers_that_are_neither_before_nor_after_are_torn_and_those_that_fail_are_counted(drill):
