@@ -253,6 +253,7 @@ class Stream:
 
     def end(self, background: Sequence[Background], seconds: float = 30) -> None:
         """End the work beside the batches, in the middle of a refresh too: it is done again at the next start."""
+        self.spark.sparkContext.setLogLevel("OFF")  # else Spark tells a stack of each job that is cancelled here
         until = time.monotonic() + seconds
         while any(b.thread.is_alive() for b in background) and time.monotonic() < until:
             self.spark.sparkContext.cancelAllJobs()
