@@ -239,9 +239,7 @@ class Drill:
         until(lambda: not stream.alive(), 180)
         self.refused(stream)
         if "`tidemark topics apply`" in self.said:  # a batch began while there was none, and it has been applied since
-            stream = local.start(self.settings, STREAM, self.speed(), self.world.environment())
-            until(lambda: not stream.alive(), 180)
-            self.refused(stream)
+            self.refuses()
         assert "was deleted and created again" in self.said, self.said
         for folder in (self.settings.lake_path, self.checkpoint.path):
             folder.rename(self.world.home / f"{folder.name}-before-{self.traffic}")
@@ -320,9 +318,7 @@ class Drill:
         # What a checkpoint has nobody reads from its entry.
         entry = self.random.choice([e for e in newest if not lake.checkpointed(e)])
         os.truncate(entry, self.random.choice((0, entry.stat().st_size // 2)))
-        refuses = local.start(self.settings, STREAM, self.speed(), self.world.environment())
-        until(lambda: not refuses.alive(), 180)
-        self.refused(refuses)
+        self.refuses()
         assert str(entry) in self.said, self.said
         entry.rename(self.world.home / f"damaged-{entry.name}")
         self.starts_stream()
@@ -618,6 +614,12 @@ class Drill:
             done = subprocess.run(words, env=env, start_new_session=True, stdout=file, stderr=file, timeout=900)
         assert done.returncode == -signal.SIGKILL, f"{argv[0]} did not come to {point!r}: {said.read_text()[-300:]}"
         return time.time()
+
+    def refuses(self) -> None:
+        """Start the stream, which ends with what it says against it."""
+        stream = local.start(self.settings, STREAM, self.speed(), self.world.environment())
+        until(lambda: not stream.alive(), 180)
+        self.refused(stream)
 
     def refused(self, process: local.Process) -> None:
         lines = [line for line in process.log.read_text().splitlines() if line.strip()]

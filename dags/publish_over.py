@@ -39,11 +39,10 @@ def publish_over() -> None:
             done = settle.publish(settings, CATALOG, params["run"], over=over, reason=params["reason"])
         except (KeyError, settle.SettleError) as error:
             raise Refused(error.args[0]) from None
-        of, published = lake.run_of(settings, params["run"]).tables, [p.table for p in done if p.version is not None]
+        run, published = lake.run_of(settings, params["run"]), [p.table for p in done if p.version is not None]
         held = []
-        for name in (p.table for p in done if p.blocked and {*over} & {*of[p.table].get("failed", [])}):
-            reads = [of[n] for n in (name, *of[name].get("reads", [])) if n in of]
-            why = dict.fromkeys(r for t in reads if t["gate"] == "failed" and not t.get("forced") for r in t["reasons"])
+        for name in (p.table for p in done if p.blocked and {*over} & {*run.tables[p.table].get("failed", [])}):
+            why = dict.fromkeys(reason for said in run.failing(name) for reason in said["reasons"])
             held.append(f"{name}: {'; '.join(why)}")
         if held:
             raise Refused(

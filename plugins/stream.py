@@ -189,8 +189,9 @@ def left(stream: str, since: datetime) -> bool:
 
     settings = Settings()
     for other in CATALOG.streams:
-        how, beat = look(other)[0], local.status(settings, other).get("heartbeat")
-        if other != stream and beat and how in ("ended", "failed"):
+        if other == stream or (how := look(other)[0]) not in ("ended", "failed"):
+            continue
+        if beat := local.status(settings, other).get("heartbeat"):
             ended, wanted = (datetime.fromisoformat(one["at"]) for one in (beat, local.wanted(settings, other)))
             patience = LEFT if how == "ended" else LEFT + LONGEST
             if ended > since and max(ended, wanted) < datetime.now(UTC) - patience:

@@ -900,9 +900,7 @@ def replay(
         raise Wrong(f"--source is kafka or log, not {source}")
     if run is not None and not lake.RUN_NAME.fullmatch(run):
         raise Wrong(f"--run {run} is no name: letters of A to Z, digits, points, dashes and underscores, a hundred at most")
-    begin, end = (day_of(text, option) if text is not None else None for text, option in ((first, "--from"), (last, "--to")))
-    if begin and end and end < begin:
-        raise Wrong(f"--to {end} lies before --from {begin}")
+    begin, end = from_to(first, last)
     names, config = tables_named(only), settings()
     which: Any = source
     report(
@@ -944,10 +942,17 @@ def days_of(days: Sequence[str], first: str | None, last: str | None) -> list[da
         raise Wrong("say --day D, or --from D --to D")
     if days:
         return sorted({day_of(d, "--day") for d in days})
-    begin, end = day_of(first or "", "--from"), day_of(last or "", "--to")
-    if end < begin:
-        raise Wrong(f"--to {end} lies before --from {begin}")
+    begin, end = from_to(first, last)
+    assert begin and end
     return [begin + timedelta(days=n) for n in range((end - begin).days + 1)]
+
+
+def from_to(first: str | None, last: str | None) -> tuple[date | None, date | None]:
+    """The days of --from and --to, None for one that is not said. Raises `Wrong`."""
+    begin, end = (day_of(text, option) if text is not None else None for text, option in ((first, "--from"), (last, "--to")))
+    if begin and end and end < begin:
+        raise Wrong(f"--to {end} lies before --from {begin}")
+    return begin, end
 
 
 def failed(run: Run) -> bool:

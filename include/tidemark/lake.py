@@ -887,9 +887,12 @@ class Run:
         holds back what its gate calls blocked.
         """
         said = self.tables[name]
-        read = [said, *(self.tables[n] for n in said.get("reads", ()) if n in self.tables)]
-        failed = any(t["gate"] == "failed" and not t.get("forced") for t in read)
-        return tuple(said["reasons"]) if failed or (said["gate"] == "blocked" and "reads" not in said) else ()
+        return tuple(said["reasons"]) if self.failing(name) or (said["gate"] == "blocked" and "reads" not in said) else ()
+
+    def failing(self, name: str) -> list[dict[str, Any]]:
+        """What was said of the table and of those it reads whose gate failed, and that nobody has published over it."""
+        read = (self.tables[n] for n in (name, *self.tables[name].get("reads", ())) if n in self.tables)
+        return [t for t in read if t["gate"] == "failed" and not t.get("forced")]
 
     def behind(self, other: Run, stream: str) -> bool:
         """Whether another has read more of a stream; or as much and was begun later, by which time the code may have been mended,

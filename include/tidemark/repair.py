@@ -53,7 +53,8 @@ def damage(settings: Settings, catalog: Catalog) -> list[Damage]:
     found = []
     for table in (*tables, lake.ledger(settings), lake.verdicts(settings)):
         try:
-            found += [Damage(table.name, f.path, f.day, f.rows, what) for f in damaged(table) if (what := wrong(table, f))]
+            files = table.files() if table.exists else []
+            found += [Damage(table.name, f.path, f.day, f.rows, what) for f in files if (what := wrong(table, f))]
         except lake.LakeError as error:
             found.append(Damage(table.name, "_delta_log", None, 0, str(error)))
     return found
