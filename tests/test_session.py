@@ -58,6 +58,34 @@ spark.stop()
 """
 
 
+UNITES = """
+from pyspark.sql import functions as F
+from tidemark.functions import distinct, how_many, union
+from tidemark.session import ended, session
+from tidemark.settings import Settings
+
+spark = session(Settings(), "unites")
+one = spark.range(140_000).agg(distinct("id").alias("ids"))
+groups = spark.range(60).crossJoin(one).groupBy("id").agg(how_many(union("ids")).alias("held"))
+print(groups.where("held = 140000").count())
+spark.conf.set("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "1000")
+try:
+    groups.where("held = 140000").count()
+except Exception as error:
+    print(ended(Settings(), error))
+"""
+
+
+def test_sets_of_many_groups_are_not_in_memory_at_once_and_a_full_heap_is_told_in_a_sentence(
+    settings: Settings, jars: Path
+) -> None:
+    """Sixty sets take 16 MB each while they grow: together twice the heap."""
+    own = {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars), "TIDEMARK_DRIVER_MEMORY": "512m"}
+    done = subprocess.run([sys.executable, "-c", UNITES], env=os.environ | own, capture_output=True, text=True)
+    assert done.stdout.startswith("60\n"), done.stderr[-2000:]
+    assert "Spark's JVM has ended: its heap of 512m was full; give it a larger one (TIDEMARK_DRIVER_MEMORY). " in done.stdout
+
+
 def test_folder_with_a_space_in_its_name_is_a_home_as_any_other(jars: Path, tmp_path: Path) -> None:
     home = tmp_path / "with a space"
     shutil.copytree(jars / "spark", home / "jars" / "spark")

@@ -76,7 +76,7 @@ def ending(error: Exception) -> tuple[int, str] | None:
     """The exit code and the sentence of an error that was foreseen; None for any other, which deserves its trace."""
     from pydantic import ValidationError
 
-    from tidemark import lake
+    from tidemark import lake, session
     from tidemark.settings import Settings
 
     if isinstance(error, Wrong | Failed):
@@ -90,6 +90,8 @@ def ending(error: Exception) -> tuple[int, str] | None:
             return WRONG, one_line(sentence)
         return WRONG, one_line(f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}={first['input']}: {sentence}")
     kind = type(error)
+    if gone := session.ended(Settings(), error):
+        return FAILED, gone
     if full := lake.disk_full(Settings(), error):
         return FAILED, full
     if kind.__module__.startswith("tidemark") or kind.__name__ == "KafkaException":

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,11 @@ SETTINGS = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     # What is the same but for its place in a plan is compiled once.
     "spark.sql.codegen.useIdInClassName": "false",
+    # Sets are aggregated one group after the other, in order of their key, and not all groups at once: a set of a million values
+    # takes 128 MB while it grows, and no memory manager counts them. Sorting first costs no more.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1",
+    # So many rows are in memory at once, whatever they hold: 4,096 sets of one file may be all of it.
+    "spark.sql.parquet.columnarReaderBatchSize": "128",
     # Listing files is the lake's work: Spark is handed the list and must not start a job to look at it again.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # The default checkpoint manager forks a process for each file: half the fixed cost of a batch.
@@ -160,6 +166,8 @@ def one_java() -> None:
         del os.environ["JAVA_HOME"]
 
 
+OUT_OF_MEMORY = 3
+"""The exit code of a JVM with `-XX:+ExitOnOutOfMemoryError`, when its heap is full."""
 ONLY_C1 = "-XX:TieredStopAtLevel=1"
 LATE = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 "
@@ -176,7 +184,7 @@ def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
     # then a third of a core goes into sweeping it.
     log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
     options = (
-        f"{LATE if optimize else ONLY_C1} -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
+        f"{LATE if optimize else ONLY_C1} -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError "
         f'"-Dlog4j2.configurationFile=file:{log4j}" "-Dderby.system.home={scratch}"'
     )
     if (archive := settings.jars / ARCHIVE).is_file():
@@ -222,6 +230,30 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def ended(settings: Settings, error: BaseException) -> str | None:
+    """The sentence of an error that comes of a JVM of this process that is no more; None for any other.
+
+    One whose heap is full ends at once (`java`), rather than work on with half of its threads.
+    """
+    if "pyspark" not in sys.modules:
+        return None
+    from py4j.protocol import Py4JNetworkError
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if not isinstance(error, Py4JNetworkError | ConnectionError) or gateway is None or gateway.proc is None:
+        return None
+    try:
+        code = gateway.proc.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        return None
+    full = f"its heap of {settings.driver_memory} was full; give it a larger one (TIDEMARK_DRIVER_MEMORY)"
+    return (
+        f"Spark's JVM has ended: {full if code == OUT_OF_MEMORY else f'exit code {code}'}. Nothing half-written is visible, and "
+        "what is started again goes on where it was"
+    )
 
 
 def remember_lookups() -> None:

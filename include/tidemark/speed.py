@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
+from py4j.protocol import Py4JNetworkError
 
 from tidemark import fold, kafka, lake, local, metrics, notify, session
 from tidemark.fold import HOUR, floor
@@ -125,9 +126,12 @@ def run(
             with readers(settings, mine), running.metrics.served():
                 running.run(recover, accept_loss)
         except BaseException as error:
-            because = lake.disk_full(settings, error) or " ".join(str(error).split())
+            gone = session.ended(settings, error)
+            because = gone or lake.disk_full(settings, error) or " ".join(str(error).split())
             with suppress(OSError):  # where this disk is the full one, the error is told all the same
                 lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("failed", error=because[:2000])))
+            if gone:
+                raise SpeedError(gone) from None
             raise
         lake.whole_or_nothing(state / "heartbeat.json", json.dumps(beat("stopped")))
 
@@ -225,10 +229,12 @@ class Stream:
                 self.follow(self.start_query())
         finally:
             self.stopping.set()
-            self.end(background)
+            with suppress(Py4JNetworkError, ConnectionError):  # of a JVM that has ended nothing is left to end
+                self.end(background)
             if not self.away:
                 self.metrics.tell(self.upto, seconds=1)
-            self.spark.stop()
+            with suppress(Py4JNetworkError, ConnectionError):
+                self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
 
     def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
@@ -1182,11 +1188,12 @@ def by_partition(topic: str, groups: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 def of_storage(error: BaseException) -> bool:
-    """Whether an error is of disks or networks, and not of a rollup's function: the first must stop the stream."""
-    if isinstance(error, OSError | lake.LakeError):
+    """Whether an error is of disks, networks or Spark's end, not of a rollup's function: the first must stop the stream."""
+    if isinstance(error, OSError | lake.LakeError | Py4JNetworkError):
         return True
     return any(
-        mark in str(error) for mark in ("java.io.IOException", "No space left on device", "FileNotFoundException", "CommitFailed")
+        mark in str(error)
+        for mark in ("java.io.IOException", "No space left on device", "FileNotFoundException", "CommitFailed", "was shut down")
     )
 
 

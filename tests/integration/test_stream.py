@@ -338,6 +338,16 @@ def test_live_view_whose_folder_was_moved_away_has_the_day_that_is_open_again(se
     stream.drains()
 
 
+def test_stream_whose_jvm_is_killed_ends_with_a_sentence(sensors: Sensors, run) -> None:
+    stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
+    stream.until(lambda: local.status(sensors.settings)["heartbeat"]["state"] == "running")
+    next(p for p in psutil.Process(stream.popen.pid).children(recursive=True) if p.name() == "java").kill()
+    stream.ends(1)
+    heartbeat = local.status(sensors.settings)["heartbeat"]
+    assert heartbeat["state"] == "failed" and heartbeat["error"].startswith("Spark's JVM has ended: exit code -9. Nothing half")
+    assert stream.said.endswith(f"tidemark.speed.SpeedError: {heartbeat['error']}\n") and "set aside" not in stream.said
+
+
 def test_stream_obeys_what_is_wanted_of_it_and_a_service_waits_until_it_is_wanted(sensors: Sensors, run) -> None:
     local.want(sensors.settings, "main", "stopped", "said before this start", "a test")
     stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
