@@ -95,7 +95,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_missing_jars_are_fetched_and_then_never_again(repository: Path, tmp_path: Path) -> None:
     settings = Settings(_env_file=None, home=tmp_path / "home")
     local.fetch_jars(settings)
-    assert [jar.read_bytes() for jar in local.spark_jars(settings)] == [b"a jar"]
+    assert [jar.read_bytes() for jar in local.jars_of(settings, "spark")] == [b"a jar"]
     repository.unlink()
     local.fetch_jars(settings)
     assert sorted(p.name for p in settings.jars.iterdir()) == ["checked", "ivy.log", "lock", "spark"]
@@ -134,7 +134,7 @@ def test_failing_ivy_is_a_sentence_that_names_its_log(repository: Path, tmp_path
 
 def test_missing_jar_names_the_command(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(JarsWrong, match=r"lacks commons-pool2.*`tidemark jars` fetches them"):
-        local.spark_jars(Settings(_env_file=None, home=tmp_path / "empty"))
+        local.jars_of(Settings(_env_file=None, home=tmp_path / "empty"), "spark")
 
 
 def test_jars_of_this_checkout_are_the_pinned_ones(jars: Path) -> None:

@@ -153,12 +153,8 @@ def pyspark_jars() -> Path:
     return Path(pyspark.__file__).parent / "jars"
 
 
-def spark_jars(settings: Settings) -> list[Path]:
-    """The jars that Spark loads beside its own, for Kafka and Delta. Raises `JarsWrong` when one is missing."""
-    return jars_of(settings, "spark")
-
-
 def jars_of(settings: Settings, part: str) -> list[Path]:
+    """The jars of `spark` or `broker`. Raises `JarsWrong` when one is missing."""
     files = [settings.jars / name for name in pinned() if name.startswith(f"{part}/")]
     missing = [f.name for f in files if not f.is_file()]
     if missing:
