@@ -26,7 +26,7 @@ import psutil
 import structlog
 from filelock import FileLock, Timeout
 
-from tidemark import kafka
+from tidemark import kafka, lake
 from tidemark.model import duration
 from tidemark.session import found_java
 from tidemark.settings import Settings
@@ -236,9 +236,7 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
         except psutil.NoSuchProcess:
             created = 0.0  # it ended at once; `alive` will say so
         process = Process(name, child.pid, created, boot(), tuple(argv), output)
-        fresh = folder / f"{name}.json.new"
-        fresh.write_text(json.dumps(asdict(process), default=str, indent=2))
-        fresh.replace(folder / f"{name}.json")
+        lake.whole_or_nothing(folder / f"{name}.json", json.dumps(asdict(process), default=str, indent=2))
     return process
 
 
@@ -541,9 +539,7 @@ def want(
     folder = settings.state / stream
     folder.mkdir(parents=True, exist_ok=True)
     said = {"state": state, "reason": reason, "by": by, "at": datetime.now(UTC).isoformat(), "again": again}
-    fresh = folder / "desired.json.new"
-    fresh.write_text(json.dumps(said))
-    fresh.replace(folder / "desired.json")
+    lake.whole_or_nothing(folder / "desired.json", json.dumps(said))
 
 
 def wanted(settings: Settings, stream: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from pydantic import SecretStr, ValidationError
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 from tenacity.nap import sleep_using_event
 
-from tidemark import kafka, notify
+from tidemark import kafka, lake, notify
 from tidemark.kafka import Event, Member, Record, Share
 from tidemark.local import Lease
 from tidemark.model import duration
@@ -910,9 +910,7 @@ class Notifier:
         for name, target in self.targets.items():
             counts = {"waiting": len(target.waiting) + len(target.busy), "said": target.count.said, "dead": target.count.buried}
             said["robots"][name] = counts | {"trouble": target.count.trouble}
-        fresh = self.settings.state / "notify" / "heartbeat.json.new"
-        fresh.write_text(json.dumps(said))
-        fresh.replace(fresh.with_name("heartbeat.json"))
+        lake.whole_or_nothing(self.settings.state / "notify" / "heartbeat.json", json.dumps(said))
 
 
 def of_robots(robots: Iterable[Robot]) -> Iterable[str]:

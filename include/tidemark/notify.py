@@ -18,6 +18,7 @@ import structlog
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from tidemark import lake
 from tidemark.model import Topic, View, filled
 
 if TYPE_CHECKING:
@@ -203,9 +204,9 @@ def keep(settings: Settings, message: Message) -> Path:
     folder = unsent(settings)
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(f"{message.platform}/{message.id}".encode()).hexdigest()[:32]
-    fresh = folder / f"{name}.new"
-    fresh.write_text(message.model_dump_json())
-    return fresh.replace(folder / f"{name}.json")
+    path = folder / f"{name}.json"
+    lake.whole_or_nothing(path, message.model_dump_json())
+    return path
 
 
 def plain(text: str) -> str:
