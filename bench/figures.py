@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,7 +111,7 @@ def every_figure(runs: dict[str, Run]) -> Iterator[Run]:
 def counts_of(outcome: Run) -> dict[str, int]:
     """What of a drill is to be zero, whether it broke off included."""
     counts = {name: outcome[name] for name in COUNTS} | {"rows that differ": sum(outcome["differing"].values())}
-    return counts | {"no answer": outcome.get("unanswered", 0), "broke off": int(bool(outcome.get("failed")))}
+    return counts | {"no answer": outcome["unanswered"], "broke off": int(bool(outcome["failed"]))}
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -192,14 +191,11 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
 def of_soak(runs: dict[str, Run], folder: Path) -> Iterator[str]:
     if not (run := runs.get("soak")):
         return
-    samples, outcome = run["samples"], run["outcome"]
-    late = [seconds for _, seconds in run["caught_up"]]
+    samples, outcome, kills = run["samples"], run["outcome"], len(run["caught_up"])
     yield f"## The soak\n\n{told(run)}\n"
-    yield f"{run['rate']:,.0f} page views a second for {samples[-1]['minute']:.0f} minutes, the stream killed {len(late)} times."
-    if late and "figures" not in run:
-        yield f"Caught up after {statistics.median(late)} s in the median, {max(late)} s at most (goal: 30)."
+    yield f"{run['rate']:,.0f} page views a second for {samples[-1]['minute']:.0f} minutes, the stream killed {kills} times."
     yield "Afterwards: " + ", ".join(f"{name} {count}" for name, count in counts_of(outcome).items()) + ".\n"
-    yield from table_of(run["figures"]) if "figures" in run else ()
+    yield from table_of(run["figures"])
     picture(folder / "soak.svg", (9, 5.5), draw_soak, run, grid=(2, 3))
     yield "What the stream holds on to; the thin lines are kills.\n\n![what is held on to, over the minutes](figures/soak.svg)\n"
 
@@ -208,8 +204,7 @@ def of_hostile(runs: dict[str, Run]) -> Iterator[str]:
     if not (run := runs.get("hostile")):
         return
     yield f"## Hostile input\n\n{told(run)}\n"
-    if used := run.get("used"):
-        yield "Texts: " + ", ".join(f"{count:,} of {name}" for name, count in used.items()) + ".\n"
+    yield "Texts: " + ", ".join(f"{count:,} of {name}" for name, count in run["used"].items()) + ".\n"
     held = {True: "yes", False: "**no**", None: "could not be asked"}
     rows = [(o["outcome"], f"{o['tried']:,}", held[o["held"]], cell((o["wrong"] or [o["unasked"]])[0])) for o in run["outcomes"]]
     yield from table(("outcome", "tried", "held", "the first that did not, or why nobody was asked"), rows)

@@ -16,6 +16,7 @@ from bench.measure import stamp
 from bench.soak import FLAT, Sample, command, figures_of, growth
 
 OUTCOME = {"well": 20.5, "records": 10, "lost": 0, "altered": 0, "doubled": 0, "unexplained": 0, "differing": {}, "torn": 0}
+OUTCOME |= {"unanswered": 0, "failed": ""}
 
 PROGRAMS = sorted(set(re.findall(r"-m (bench[.\w]*)", (figures.ROOT / "Makefile").read_text())))
 POINTS = (("events", 1e5, 4.0), ("events", 1e6, 9.0), ("pages", 50, 9.0))
