@@ -22,7 +22,6 @@ NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 OWN = ("buyers", "every", "growth", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 WORLDS = {"nightly": InCharge}
-ALSO = {"micro_batch": "append", "settled_series": "series"}
 
 
 def bench(
@@ -37,7 +36,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = OUT,
 ) -> None:
     """Measure the platform beside what a user would pick instead. Goals are compared, never assumed."""
-    chosen = {ALSO.get(name, name) for name in only.split(",") if name} or {*NAMES, *OWN}
+    chosen = {name for name in only.split(",") if name} or {*NAMES, *OWN}
     if wrong := chosen - {*NAMES, *OWN}:
         raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*NAMES, *OWN))}", param_hint="--only")
     if out.stem in {*NAMES, *OWN}:
