@@ -425,7 +425,6 @@ class Listing:
 class Held:
     """What Kafka holds of one topic."""
 
-    id: str
     partitions: int
     replication: int
     options: Mapping[str, str]
@@ -652,7 +651,7 @@ def holdings(settings: Settings, admin: AdminClient, names: list[str]) -> dict[s
     configs = answers(settings, admin.describe_configs(resources, request_timeout=ANSWER))
     options = {resource.name: entries for resource, entries in configs.items()}
     return {
-        name: Held(topic_id(d), len(d.partitions), len(d.partitions[0].replicas), {n: e.value for n, e in options[name].items()})
+        name: Held(len(d.partitions), len(d.partitions[0].replicas), {n: e.value for n, e in options[name].items()})
         for name, d in found.items()
     }
 
