@@ -6,7 +6,6 @@ Another file than `.env` is read where the variable `TIDEMARK_ENV_FILE` names on
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tidemark.model import duration
+from tidemark.model import NAME, duration
 
 PLATFORMS = ("dingtalk", "wecom")
 """Whose robots are known."""
@@ -286,7 +285,7 @@ def by_stream(said: str) -> dict[str, str]:
     """`"alarms=1 second, orders=10 seconds"` by stream. Raises `ValueError` with a sentence."""
     pairs = [part.partition("=") for part in filter(None, map(str.strip, said.split(",")))]
     for name, equals, value in pairs:
-        if not (re.fullmatch(r"[a-z][a-z0-9_]*", name.strip()) and equals and value.strip()):
+        if not (NAME.fullmatch(name.strip()) and equals and value.strip()):
             raise ValueError(f'"{name}{equals}{value}" is not STREAM=VALUE; write it like alarms=1 second, parted by commas')
     return {name.strip(): value.strip() for name, _, value in pairs}
 
