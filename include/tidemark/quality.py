@@ -535,8 +535,7 @@ def blocked(catalog: Catalog, failed: Iterable[str]) -> dict[str, str]:
     """
     broken = {catalog[name].name for name in failed}
     why: dict[str, str] = {}
-    readers: tuple[Declared, ...] = (*catalog.rollups.values(), *catalog.views.values())
-    for declared in readers:  # a view follows what it reads
+    for declared in catalog.derived:  # each after what it reads
         for source in sources(declared):
             if source.name in broken:
                 why[declared.name] = f"{declared.name} reads {source.name}, which failed its checks"
