@@ -96,9 +96,8 @@ class Pace:
 
 
 def pace(settings: Settings) -> Pace:
-    """As the settings say. Raises `DeclarationError` for a patience that is no length of time."""
-    patience = duration(settings.notify_patience, "TIDEMARK_NOTIFY_PATIENCE")
-    return Pace(rate=settings.notify_rate, patience=patience.total_seconds())
+    """As the settings say."""
+    return Pace(rate=settings.notify_rate, patience=duration(settings.notify_patience).total_seconds())
 
 
 def robots(settings: Settings, connection: Callable[[str], Mapping[str, Any] | None] | None = None) -> dict[str, Robot]:
@@ -951,26 +950,22 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
     return list(found.values())
 
 
-def replay(settings: Settings, letters: Iterable[DeadLetter]) -> int:
+def replay(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     """Put dead letters into the topic again, each as it was, and take them out here. Returns how many.
 
     Cut off in between, one may come twice; its id is the same, and it is said once. Raises `ConnectionError`, `TopicMissing`.
     """
-    count = 0
     for letter in letters:
         write(settings, NOTIFY, Event(letter.value))
         write(settings, DEAD_LETTERS, Event(None, key=letter.key))
-        count += 1
-    return count
+    return len(letters)
 
 
-def drop(settings: Settings, letters: Iterable[DeadLetter]) -> int:
+def drop(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     """Take dead letters out without saying them. Returns how many. Raises `ConnectionError`, `TopicMissing`."""
-    count = 0
     for letter in letters:
         write(settings, DEAD_LETTERS, Event(None, key=letter.key))
-        count += 1
-    return count
+    return len(letters)
 
 
 def write(settings: Settings, topic: Any, event: Event) -> None:
