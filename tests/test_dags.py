@@ -212,7 +212,7 @@ def test_days_and_hours_are_the_business_zone_s(settings: Settings) -> None:
 
 
 def test_pools_count_what_is_deferred(settings: Settings) -> None:
-    airflow.prepare(settings, lambda _: None)
+    airflow.prepare(settings)
     with closing(sqlite3.connect(airflow.home(settings) / "airflow.db")) as database:
         pools = database.execute("SELECT pool, slots, include_deferred FROM slot_pool").fetchall()
     assert {name: (slots, deferred) for name, slots, deferred in pools if name in airflow.POOLS} == {

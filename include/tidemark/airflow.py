@@ -173,7 +173,7 @@ def clean() -> dict[str, str]:
     return {n: v for n, v in os.environ.items() if not n.startswith("AIRFLOW_") and n != "PYTHONDONTWRITEBYTECODE"}
 
 
-def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, patience: float = 120) -> None:
+def bring_up(settings: Settings, patience: float = 120) -> None:
     """Start what of Airflow does not run, and return once all four components are healthy.
 
     Its database is made or migrated first, its pools are set. Raises `AirflowFailed`, `PortBusy`, `JavaMissing`.
@@ -183,7 +183,7 @@ def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, pa
         local.refuse_busy("127.0.0.1", settings.airflow_port, "TIDEMARK_AIRFLOW_PORT")
     passwords(settings)
     if any(not local.running(settings, name) for name in COMPONENTS):
-        prepare(settings, say)
+        prepare(settings)
     began = datetime.now(UTC)
     for name in COMPONENTS:
         if not local.running(settings, name):
@@ -198,18 +198,17 @@ def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, pa
     wait(settings, lambda: bool(unwell(settings, began)), patience)
 
 
-def prepare(settings: Settings, say: Callable[[str], None]) -> None:
+def prepare(settings: Settings) -> None:
     # Whether a database has its pools is known of the file that is here alone; one that was lost has none.
     same = settings.airflow_database is None and (home(settings) / "airflow.db").exists()
-    say("database")
     command(settings, "db", "migrate")
-    pools = home(settings) / "pools.json"
-    said = {n: {"slots": s, "description": d, "include_deferred": True} for n, (s, d) in POOLS.items()}
-    if not same or not pools.exists() or json.loads(pools.read_text()) != said or not (home(settings) / "pools.set").exists():
-        say("pools")
-        pools.write_text(json.dumps(said))
-        command(settings, "pools", "import", str(pools))
-        (home(settings) / "pools.set").touch()
+    pools = home(settings) / "pools.json"  # what the database has
+    said = json.dumps({n: {"slots": s, "description": d, "include_deferred": True} for n, (s, d) in POOLS.items()})
+    if not same or not pools.exists() or pools.read_text() != said:
+        wanted = pools.with_suffix(".new")
+        wanted.write_text(said)
+        command(settings, "pools", "import", str(wanted))
+        wanted.replace(pools)
 
 
 def wait(settings: Settings, sick: Callable[[], bool], patience: float) -> None:
