@@ -273,9 +273,7 @@ class Table:
                 a["size_bytes"],
                 a.get("num_records") or 0,
                 a.get("partition.day"),
-                int(a["modification_time"].timestamp() * 1000)
-                if isinstance(a["modification_time"], datetime)
-                else a["modification_time"],
+                a["modification_time"],
                 a.get(low),
                 a.get(high),
             )
