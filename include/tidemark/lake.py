@@ -327,13 +327,13 @@ def kind(field: Any) -> str:
 
 def table(settings: Settings, declared: Declared) -> Table:
     """The table of a topic's log, a rollup or a view."""
-    return Table(settings.lake_path, declared.table, getattr(declared, "time", None) or event_column(declared))
+    column = event_column(declared) if isinstance(declared, Topic) else declared.time
+    return Table(settings.lake_path, declared.table, column)
 
 
-def event_column(declared: Declared) -> str | None:
+def event_column(topic: Topic) -> str | None:
     """The column that a topic's event time is, where its expression is just that; not where tombstones have none of it."""
-    plain = isinstance(declared, Topic) and not declared.compacted and re.fullmatch(r"\w+", declared.event_time)
-    return declared.event_time if isinstance(declared, Topic) and plain else None
+    return topic.event_time if not topic.compacted and re.fullmatch(r"\w+", topic.event_time) else None
 
 
 def ledger(settings: Settings) -> Table:
