@@ -1039,10 +1039,7 @@ def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
 
 def staged_upto(table: Table, run: str) -> int:
     """The number of the last chunk that a run has staged of a table; -1 before the first."""
-    from deltalake import DeltaTable
-
-    root = staging(table, run)
-    found = DeltaTable(root).transaction_version(run) if (root / "_delta_log").is_dir() else None
+    found = staged_table(table, run).appended(run)
     return -1 if found is None else found
 
 
