@@ -1217,6 +1217,8 @@ def compact(
     Takes files of batches up to `upto` of each stream (what the checkpoint has committed), grouped by day and never
     across the pin of an undecided run. Files of like size merge, so each byte is rewritten a logarithmic number of times.
     """
+    from pyspark.sql import functions as F
+
     fewer = 0
     with pinning(settings):
         pins = sorted({p.seq for r in runs(settings) if r.undecided for p in r.pins.values()})
@@ -1235,7 +1237,7 @@ def compact(
             rows = read(spark, table, files=chosen)
             merged = (merge(rows) if merge else rows.drop("day")).coalesce(1)
             merged = merged.sortWithinPartitions(table.time) if table.time else merged
-            adds = write_spark(table, batch.folder, with_day_of(merged, day))
+            adds = write_spark(table, batch.folder, merged.withColumn("day", F.lit(day)))
             failpoint("compaction")
             fewer += swap(table, chosen, adds, {"compact": [batch.lo, batch.hi], "day": str(day)}) or 0
     return fewer
@@ -1261,12 +1263,6 @@ def alike(files: Sequence[File]) -> list[File]:
             break
         chosen.append(file)
     return chosen
-
-
-def with_day_of(rows: DataFrame, day: date) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return rows.withColumn("day", F.lit(day))
 
 
 def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = None) -> list[Path]:
