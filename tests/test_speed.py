@@ -179,6 +179,34 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
 
 
+def test_stream_that_waits_for_a_broker_ends_when_it_is_asked_to(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    local.want(settings, "main", "stopped", "no broker today", "a test")
+    speed.run(settings, CATALOG)
+    assert local.status(settings)["heartbeat"]["state"] == "stopped"
+
+
+def test_of_what_a_rollup_lacks_a_stream_that_is_asked_to_end_finishes_the_step(settings: Settings) -> None:
+    rolled: list[int] = []
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.name, stream.state, stream.began = settings, "main", settings.state / "main", datetime.now(UTC)
+    stream.mine, stream.set_aside, stream.progress, stream.stopping = CATALOG.stream("main"), {}, {}, threading.Event()
+    stream.ledger, stream.checkpoint = SimpleNamespace(appended=lambda _: 9), SimpleNamespace(newest=lambda _: 9)
+    stream.generation, stream.tables = lake.Generation(1, 0, {}, {}), dict.fromkeys(CATALOG.rollups, stream.ledger)
+    stream.tables["page_panes"] = SimpleNamespace(appended=lambda _: 3)
+    stream.steps = lambda *_: [lake.Batch("main", 4, 6), lake.Batch("main", 7, 9)]
+    stream.state.mkdir(parents=True)
+
+    def roll_step(_rollup: Any, step: lake.Batch) -> None:
+        rolled.append(step.hi)
+        (stream.state / "stop").touch()
+
+    stream.roll_step = roll_step
+    stream.roll_what_lacks()
+    assert rolled == [6]
+    assert local.status(settings)["heartbeat"]["state"] == "starting"  # told before each step, so nobody takes it for silent
+
+
 @view(reads={"clicks": search_clicks}, key=("hour",), time="hour", live=Live("1 minute", "30 minutes"))
 def hourly_clicks(clicks: Any) -> Any: ...
 

@@ -221,6 +221,9 @@ class Stream:
         for signum in (signal.SIGTERM, signal.SIGINT):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signum, lambda *_: self.stopping.set())
+        self.wait_for_broker()
+        if self.stopping.is_set():
+            return
         self.prepare(recover, accept_loss)
         beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
         background = [Background(self, work) for work in beside]
@@ -239,7 +242,6 @@ class Stream:
 
     def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
         """All that the first query needs: a session, the tables, a checkpoint, and of new rollups what the log has."""
-        self.wait_for_broker()
         self.spark: SparkSession = session.session(
             self.settings,
             f"tidemark-{self.name}",
@@ -272,9 +274,7 @@ class Stream:
 
         look = Due("5 seconds")  # Spark says nothing for a minute when the broker is gone
         try:
-            while query.isActive and not self.stopping.is_set():
-                if (self.state / "stop").exists() or self.unwanted():
-                    self.stopping.set()
+            while query.isActive and not self.asked_to_end():
                 if look():
                     self.broker_away(seconds=1)
                 self.beat("waiting" if self.away else "running")
@@ -287,16 +287,19 @@ class Stream:
         finally:
             drain(query)
 
-    def unwanted(self) -> bool:
-        """Whether someone has said since the start that the stream shall stop, or begin again."""
+    def asked_to_end(self) -> bool:
+        """Whether the stream shall end: by a signal, by a stop marker, or since it is wanted stopped, or to begin again."""
         wanted = local.wanted(self.settings, self.name)
-        return (wanted["state"] == "stopped" or wanted["again"]) and datetime.fromisoformat(wanted["at"]) > self.began
+        unwanted = (wanted["state"] == "stopped" or wanted["again"]) and datetime.fromisoformat(wanted["at"]) > self.began
+        if unwanted or (self.state / "stop").exists():
+            self.stopping.set()
+        return self.stopping.is_set()
 
     def beat(self, state: str) -> None:
         lake.whole_or_nothing(self.state / "heartbeat.json", json.dumps(beat(state, seq=self.progress.get("seq"))))
 
     def wait_for_broker(self) -> None:
-        while not self.stopping.is_set() and self.broker_away(seconds=5):
+        while not self.asked_to_end() and self.broker_away(seconds=5):
             self.beat("waiting")
 
     def broker_away(self, seconds: float) -> bool:
@@ -751,6 +754,9 @@ class Stream:
             if done is None or (have is not None and have >= done):
                 continue
             for step in self.steps(rollup, stream, -1 if have is None else have, done):
+                if self.asked_to_end():
+                    return
+                self.beat("starting")
                 log.info("rolling from the log", rollup=rollup.name, batches=[step.lo, step.hi], upto=done)
                 try:
                     self.roll_step(rollup, step)
