@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tidemark import lake, local, speed
+from tidemark.fold import HOUR
 from tidemark.model import Live, View, duration, view
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.searches import search_clicks
@@ -101,6 +103,48 @@ def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
     refresher.stream, refresher.swept, refresher.seen, refresher.upto = stream, {}, {}, {}
     refresher.sweep(last_hour, shortcut, refresh, END, 7)
     assert noted == {last_hour.name: end}
+
+
+#   old data [40 days ago, two hours of it]   nothing   [now
+def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -> None:
+    shortcut, refresh = last_hour.shortcut, last_hour.refresh
+    assert shortcut and refresh
+    old, end = END - timedelta(days=40), END - duration(refresh.back)
+    panes = [lake.File("old", 1, 1, None, 0, old, old + 2 * HOUR), lake.File("new", 1, 1, None, 0, END - HOUR, END)]
+    stream: Any = SimpleNamespace(computed={}, tables={"page_panes": SimpleNamespace(files=lambda: panes)})
+    stream.skipped, stream.remember_computed = {last_hour.name}, stream.computed.update
+    refresher = object.__new__(speed.Refresher)
+    refresher.stream, refresher.seen, refresher.upto, refresher.swept = stream, {}, {}, {last_hour.name: old + HOUR}
+    refresher.due = {last_hour.name: SimpleNamespace(rest=lambda _: None)}  # type: ignore[dict-item]
+    refresher.answers = lambda *_: SimpleNamespace(toArrow=lambda: None)  # type: ignore[method-assign,assignment,return-value]
+    swept: list[tuple[datetime, datetime]] = []
+    refresher.swap = lambda view, rows, since, until, step: swept.append((since, until))  # type: ignore[method-assign]
+    for _ in range(4):
+        refresher.sweep(last_hour, shortcut, refresh, END, 7)
+    assert swept == [(old + HOUR, old + 5 * HOUR), (END - HOUR, end)]
+
+
+def test_minutes_of_marks_that_could_not_be_computed_are_not_missed_once_for_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemark.fold.together", lambda *_: {}["a table that cannot be read"])
+    refresher: Any = object.__new__(speed.Refresher)
+    refresher.stream, refresher.views, refresher.missed = SimpleNamespace(stream_time=END), [last_hour], []
+    refresher.waits, refresher.lacking = lambda: False, lambda *_: (END - timedelta(minutes=9), END)
+    refresher.short, refresher.places = lambda *_: None, [{}]
+    for _ in range(2):
+        with pytest.raises(KeyError, match="cannot be read"):
+            refresher.newest()
+    assert refresher.missed == []
+
+
+def test_marks_that_were_swept_stay_so_while_earlier_ones_are_swept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay has given today other rollups; what is missed of the newest marks is still written once."""
+    monkeypatch.setattr(lake, "swap_live", lambda *_, **__: None)
+    refresher = object.__new__(speed.Refresher)
+    covered, midnight = {last_hour.name: END}, END.replace(hour=0, minute=0)
+    refresher.stream = SimpleNamespace(tables={last_hour.name: None}, locks={}, covered=covered, settings=None)  # type: ignore[assignment]
+    refresher.zone = Settings(_env_file=None).tz
+    refresher.swap(last_hour, pa.table({"mark": pa.array([], pa.timestamp("us", "UTC"))}), midnight, midnight + 4 * HOUR, None)
+    assert covered == {last_hour.name: END}
 
 
 TODAY, YESTERDAY = END.replace(hour=0, minute=0), END.replace(hour=0, minute=0) - timedelta(days=1)

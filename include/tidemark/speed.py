@@ -1336,13 +1336,13 @@ class Refresher:
         for view, shortcut, since, until in due:
             low = max(since, until - BASE) if shortcut.coarse else since
             frames[view.name] = self.short(view, shortcut, low, until)
-            spans[view.name] = low, until
-            self.missed += [(start, end, view.name) for start, end in pieces(since, low, BASE)]
+            spans[view.name] = since, low, until
         # One job for all views: each would wait for the one before it.
         for name, rows in fold.together(frames, self.places[0]).items():
-            view, (low, until) = self.stream.catalog.views[name], spans[name]
+            view, (since, low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
+            self.missed += [(start, end, name) for start, end in pieces(since, low, BASE)]
             self.seen[name] = at
             self.due[name].rest(2 * duration(view.shortcut.step).total_seconds())
             log.info("marks", view=name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
@@ -1399,6 +1399,8 @@ class Refresher:
         step = duration(shortcut.step)
         end = floor(at, step) - duration(refresh.back)
         since = self.swept.get(view.name) or self.swept_before(view, end, step)
+        if end - since > FAR:
+            since = self.filled_from(view, shortcut, since, end)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
             self.swap(view, self.answers(view, view, since, until).toArrow(), since, until, None)
@@ -1420,6 +1422,13 @@ class Refresher:
             highs = [lake.comparable(f.high, end) for f in files if f.span and f.span["mark"] == "all" and f.high is not None]
             since = max(highs, default=EARLIEST) + step
         return since if end - since < timedelta(days=1) else floor(end, HOUR)
+
+    def filled_from(self, view: View, shortcut: Shortcut, since: datetime, end: datetime) -> datetime:
+        """From where on up to `end` there is anything to sweep: between old data and what comes now may lie years."""
+        sources = (s for s in shortcut.reads.values() if isinstance(s, Rollup))
+        files = (f for s in sources for f in self.stream.tables[s.name].files() if f.meets(since - duration(view.lookback), None))
+        first = min((lake.comparable(f.low, since) for f in files), default=end)
+        return max(since, min(floor(first, duration(shortcut.step)), end))
 
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back - lookahead` on, what was missed while away included."""
@@ -1615,7 +1624,7 @@ class Refresher:
                 self.announce(view, table, pa.concat_tables([part for _, part in parts]))
             lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step and view.shortcut))
             if not step:
-                self.stream.covered[view.name] = until
+                self.stream.covered[view.name] = max(until, covered)
 
     def announce(self, view: View, table: lake.Table, rows: pa.Table) -> None:
         """Send what is said of the rows whose key the table has not, before it has them: whoever is killed in between sends it
