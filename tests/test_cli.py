@@ -625,6 +625,11 @@ def test_screen_says_that_a_stream_is_silent(state, patience, since):
     assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=patience + 1)) == f"stream main: silent since {since}"
 
 
+def test_what_a_stream_has_failed_of_commands_no_terminal() -> None:
+    status = {"heartbeat": {"state": "failed", "at": NOON.isoformat(), "error": "Text '\x1b[2J' could not be parsed"}}
+    assert watch.stream_line("main", status, NOON) == r"stream main: failed, Text '\x1b[2J' could not be parsed"
+
+
 def test_screen_fits_a_small_terminal():
     trail = tuple((NOON + dt.timedelta(seconds=5 * n), 1000 + n, 500 + n % 7) for n in range(121))
     days = ((NOON.date(), 10, 5, True),)

@@ -182,7 +182,7 @@ def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
         state = f"silent since {age(datetime.fromisoformat(beat['at']), now).removesuffix(' ago')}"
     words = [f"stream {name}: {state}"]
     if beat.get("error"):
-        words.append(beat["error"].splitlines()[0])
+        words.append(visible(beat["error"].splitlines()[0]))
     if progress:
         at = progress["stream_time"] and datetime.fromisoformat(progress["stream_time"])
         words += [
