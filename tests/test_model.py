@@ -120,6 +120,10 @@ TOPICS |= {
         lambda: topic(schema="line STRING NOT NULL", key="line", event_time="kafka.timestamp", format="text", compacted=True),
         "a compacted topic of lines is no table",
     ),
+    "compacted, each change a repeat": (
+        lambda: topic(key="event_id", id="event_id", compacted=True),
+        "id event_id is the key, so every change of a key would be a repeat of its first",
+    ),
     "compacted and forgotten": (
         lambda: topic(key="event_id", compacted=True, keep="30 days"),
         "keep='30 days' would make the table forget keys",

@@ -223,6 +223,11 @@ def check_table(owner: str, topic: Topic) -> None:
         f"{', '.join(KEYS_OF_TABLES)}",
     )
     refuse_if(
+        topic.id == topic.key,
+        f"{owner}: id {topic.id} is the key, so every change of a key would be a repeat of its first; name what tells the "
+        f"changes apart, or leave id out",
+    )
+    refuse_if(
         topic.keep is not None,
         f"{owner}: keep={topic.keep!r} would make the table forget keys that have not changed for so long; leave it out",
     )
