@@ -928,6 +928,17 @@ def test_a_pin_is_the_last_batch_that_the_checkpoint_has_committed(settings):
     assert (pin.stream, pin.seq, pin.offsets) == ("main", 109, {"page_views": {"0": 100}})
 
 
+def test_a_batch_that_the_ledger_has_is_pinned_though_its_stream_was_killed_before_it_was_committed(settings):
+    checkpoint(settings, base=100, planned=[8, 9, 10], done=[8, 9])
+    for seq in (109, 110):
+        enter(settings, "main", seq, page_views=10)
+        (pin,) = lake.pins(settings, ["main"]).values()
+        assert (pin.seq, pin.offsets) == (seq, {"page_views": {"0": 10 * (seq - 100) + 10}})
+    enter(settings, "main", 140, page_views=10)  # the checkpoint is an old copy: nothing in it says what those batches hold
+    (pin,) = lake.pins(settings, ["main"]).values()
+    assert pin.seq == 109
+
+
 def test_unread_counts_what_no_committed_batch_has_read():
     pin = Pin("main", 4, {"page_views": {"0": 10, "1": 5}}, "")
     assert lake.unread({"main": pin}, {"page_views": {0: 10, 1: 7, 2: 1}}) == 3

@@ -642,7 +642,7 @@ def typed(table: Table, file: File, schema: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True)
 class Pin:
-    """What a run has read of a stream, exactly: the last committed batch and the Kafka offsets up to it (exclusive)."""
+    """What a run has read of a stream, exactly: the last whole batch and the Kafka offsets up to it (exclusive)."""
 
     stream: str
     seq: int
@@ -707,12 +707,16 @@ class Checkpoint:
     def planned_at(self, number: int) -> datetime:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
 
-    def pin(self) -> Pin | None:
+    def pin(self, entered: int | None = None) -> Pin | None:
         """The last committed batch with its offsets: what a run may read, exactly. None before the first.
 
-        It is `taken` when the next batch was planned, or now: what a person wrote before holds no batch beyond the pin.
+        One that is `entered`, that the ledger has, is as whole: a stream that was killed in between never commits it where
+        another has taken its topics since. The pin is `taken` when the next batch was planned, or now: what a person wrote before
+        holds no batch beyond the pin.
         """
         now, generation, done = datetime.now(UTC), self.identity, self.newest("commits")
+        if generation and entered is not None and (self.path / "offsets" / str(entered - generation.base)).exists():
+            done = max(entered - generation.base, -1 if done is None else done)
         if generation is None or done is None:
             return None
         taken = self.planned_at(done + 1) if (self.path / "offsets" / str(done + 1)).exists() else now
@@ -770,11 +774,11 @@ def pins(settings: Settings, named: Sequence[str]) -> dict[str, Pin]:
 
     A new generation that has committed nothing yet pins at its start.
     """
-    found = {}
+    found, entered = {}, ledger(settings)
     for stream in streams(settings, named):
         checkpoint = Checkpoint.of(settings, stream)
         generation = checkpoint.identity
-        if pin := checkpoint.pin():
+        if pin := checkpoint.pin(entered.appended(stream)):
             found[stream] = pin
         elif generation and generation.base:
             found[stream] = Pin(stream, generation.base - 1, generation.start, datetime.now(UTC).isoformat())
