@@ -263,20 +263,55 @@ def test_two_publications_of_one_run_leave_the_marks_of_both(lived):
     assert all(said.get("published") for said in lake.run_of(lived, run.id).tables.values())
 
 
-def killed(settings: Any) -> None:
-    """A process that takes a run back, and is killed between its two tables."""
+def killed(settings: Any, moment: str) -> None:
+    """A process that publishes a run or takes it back, and is killed once its first table is swapped."""
     os.setsid()
-    os.environ["TIDEMARK_FAILPOINT"] = "rolled back"
+    os.environ["TIDEMARK_FAILPOINT"] = moment
+    if moment == "published":
+        settle.publish(settings, CATALOG, "night-1")
     settle.rollback(settings, CATALOG, "night-1", "a mistake")
+
+
+def kill(settings: Any, moment: str) -> None:
+    one = multiprocessing.get_context("spawn").Process(target=killed, args=(settings, moment))
+    one.start()
+    one.join(60)
+    assert one.exitcode == -signal.SIGKILL
+
+
+def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swept_and_can_be_taken_back(lived):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+    kill(lived, "published")
+    assert read(lived) == {**seen, "minutes": {**seen["minutes"], YESTERDAY: [30]}}
+    with pytest.raises(lake.LakeError, match="run night-1 is published; take it back first: tidemark rollback night-1"):
+        lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+    table = lake.table(lived, minutes)
+    table.delta().alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    table.delta().create_checkpoint()
+    for entry in (table.path / "_delta_log").glob("*.json"):  # the history goes by
+        if entry != table.entry(table.delta().version()):
+            entry.unlink()
+    lake.sweep(lived, [table], NOW + timedelta(days=2))
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert read(lived) == seen
+    lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+
+
+def test_run_is_not_dropped_while_somebody_publishes_it(lived):
+    run, turn = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.publishing(lived, "night-1")
+    with ThreadPoolExecutor(1) as pool:
+        with turn:
+            dropped = pool.submit(lake.drop, lived, CATALOG, lake.run_of(lived, run.id))
+            settle.swap_in(lived, CATALOG, lake.run_of(lived, run.id), {"minutes", "hours"})
+        with pytest.raises(lake.LakeError, match="run night-1 is published"):
+            dropped.result()
+    assert read(lived)["minutes"][YESTERDAY] == [30]
 
 
 def test_roll_back_that_was_killed_between_two_tables_is_finished(lived):
     run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
     settle.publish(lived, CATALOG, run.id)
-    one = multiprocessing.get_context("spawn").Process(target=killed, args=(lived,))
-    one.start()
-    one.join(60)
-    assert one.exitcode == -signal.SIGKILL
+    kill(lived, "rolled back")
     assert (read(lived)["hours"], read(lived)["minutes"][YESTERDAY]) == (seen["hours"], [30])
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "rolled back")

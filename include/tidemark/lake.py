@@ -35,6 +35,7 @@ from tidemark.model import NAME, Catalog, Declared, Rollup, Topic, duration
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable, Schema
+    from filelock import FileLock
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
     from tenacity import Retrying
@@ -1157,6 +1158,21 @@ def publish(
     return commit(table, decide)
 
 
+def publishing(settings: Settings, run_id: str) -> FileLock:
+    """Held by whoever publishes a run, takes it back or drops it: all write its record. Raises `KeyError` for an unknown run."""
+    from filelock import FileLock
+
+    return FileLock(settings.lake_path / "runs" / f".{run_of(settings, run_id).id}.publishing")
+
+
+def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
+    """Mark the tables that a publication has swapped in, and was killed before it said so: they name files of the run."""
+    for declared in catalog.derived:
+        said, one = run.tables.get(declared.name), table(settings, declared)
+        if said is not None and one.exists and any(f.run == run.id for f in one.files()):
+            said.setdefault("published", datetime.now(UTC).isoformat())
+
+
 def replaced_note(settings: Settings, run: str, table: Table) -> Path:
     """Where a publication notes the files that it replaced in one table: `[[path, day], …]`."""
     return settings.lake_path / "runs" / run / f"{table.name.split('/')[-1]}.replaced.json"
@@ -1280,7 +1296,8 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
     limit, since = now - duration(settings.sweep_after), now - duration(settings.rollback_for)
     known = runs(settings)
     undecided = {r.id for r in known if r.undecided}
-    back = [r for r in known if r.published and datetime.fromisoformat(r.published) > since]
+    # Of a publication that was killed half-way nothing says when; its run is undecided still.
+    back = [r for r in known if r.undecided or (r.published and datetime.fromisoformat(r.published) > since)]
     decided = [r for r in known if r.state in ("published", "rolled back")]
     yet = {r.id for r in decided if datetime.fromisoformat(r.touched or r.created) > since}
     gone = []
@@ -1344,16 +1361,19 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
 
     Raises `LakeError` for a run that readers see, and for one that somebody works on: it would go on without what is gone.
     """
-    if run.published or any(t.get("published") for t in run.tables.values()):
-        raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
-    if is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
-        raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}")
-    for name in catalog.names:
-        folder = staging(table(settings, catalog[name]), run.id)
-        if folder.exists():
-            shutil.rmtree(folder)
-    run.state = "dropped"
-    save(settings, run)
+    with publishing(settings, run.id):
+        run = run_of(settings, run.id)
+        note_published(settings, catalog, run)
+        if run.published or any(t.get("published") for t in run.tables.values()):
+            raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
+        if is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
+            raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}")
+        for name in catalog.names:
+            folder = staging(table(settings, catalog[name]), run.id)
+            if folder.exists():
+                shutil.rmtree(folder)
+        run.state = "dropped"
+        save(settings, run)
 
 
 def named_folders(table: Table) -> set[str]:

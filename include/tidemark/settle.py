@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 import structlog
-from filelock import FileLock
 
 from tidemark import __version__, compare, fold, kafka, lake, local, quality, query, session
 from tidemark.local import Lease
@@ -1242,7 +1241,7 @@ def publish(
     Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, and where what `over` names publishes nothing,
     `LakeError` when a day was published with a greater pin meanwhile, or with the same by a run that was begun later.
     """
-    with publishing(settings, run_id):
+    with lake.publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
         if run.state == "rolled back" and not again:
             raise SettleError(f"run {run.id} was rolled back ({run.note}); to publish it all the same: tidemark publish {run.id}")
@@ -1256,11 +1255,6 @@ def publish(
                 f"nothing of run {run.id} is published over {', '.join(over)}. {said}. Name every check that failed"
             )
         return done
-
-
-def publishing(settings: Settings, run_id: str) -> FileLock:
-    """Held by whoever publishes a run or takes it back: both write its record. Raises `KeyError` for an unknown run."""
-    return FileLock(settings.lake_path / "runs" / f".{lake.run_of(settings, run_id).id}.publishing")
 
 
 def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> None:
@@ -1379,8 +1373,9 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
     nothing more. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
     nothing is done.
     """
-    with publishing(settings, run_id):
+    with lake.publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
+        lake.note_published(settings, catalog, run)
         if run.state not in ("published", "rolled back") and not any(t.get("published") for t in run.tables.values()):
             raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
         done = []
