@@ -149,6 +149,7 @@ def people(users): ...
 
 
 CLOSES = catalog([type("closes", (), {"prices": PRICES, "others": OTHERS, "closes": closes, "moves": moves})])
+ALONE = catalog([type("alone", (), {"prices": PRICES, "closes": closes})])
 OWNED = catalog([type("owned", (), {"prices": PRICES, "users": USERS, "owned": owned})])
 PEOPLE = catalog([type("people", (), {"users": USERS, "people": people})])
 READ = {topic: {"0": 9} for topic in ("prices", "others", "users")}
@@ -492,6 +493,39 @@ def test_replay_leaves_days_that_a_log_no_longer_holds_as_they_are_and_says_so(
     left = f"the log of fees keeps 30 days, which is enough for charges from {ago[30]} on; before, readers keep what they have"
     assert said == ([left] if first == 30 else []) and run.note == "".join(said)
     assert settle.estimate(settings, CHARGES, only, None)[0] == len(run.days)
+
+
+#   days ago    7        6     5     4        3     2     1     0         seven and four days ago something came, at the time told
+@pytest.mark.parametrize(
+    ("of", "topic", "time", "days"),
+    [
+        (ALONE, "prices", "22:59", [7, 4]),
+        (ALONE, "prices", "23:00", [7, 6, 4, 3]),
+        (CLOSES, "prices", "22:59", [7, 6, 5, 4, 3, 2]),
+        (CLOSES, "prices", "23:00", [7, 6, 5, 4, 3, 2, 1]),
+        (PEOPLE, "users", None, [7, 6, 5, 4, 3, 2, 1]),
+    ],
+)
+def test_quiet_day_whose_rows_look_back_at_a_record_is_replayed_and_was_missed(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Catalog,
+    topic: str,
+    time: str | None,
+    days: list[int],
+) -> None:
+    ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(9)}
+    at = {n: datetime.fromisoformat(f"{ago[n]}T{time}+00:00") if time else None for n in (7, 4)}
+    files = [File(f"live/main-7-7-x/day={ago[n]}/part-0.parquet", 1, 1, ago[n], 0, at[n], at[n]) for n in at]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == f"log/{topic}" else [])
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, READ, "")})
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    assert settle.replay(settings, of, "again").days == [str(ago[n]) for n in days]
+    before, said = (NOW - timedelta(days=7)).isoformat(), {view: {"published": "so"} for view in of.views}
+    first = Run("settle-1", "published", [str(ago[8])], "", before, "", {}, said, before)
+    monkeypatch.setattr(lake, "runs", lambda _: [first])
+    assert settle.missed(settings, of) == [ago[n] for n in days if n > 1]
 
 
 UNREAD = "the stream has not yet read 1 records of prices that Kafka held at the end of 2026-11-01"

@@ -515,14 +515,13 @@ def newest_pins(settings: Settings, catalog: Catalog) -> Pinned:
 
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
-    """Days before yesterday, and after the first that was published, of which the log holds records and that no run has taken:
-    Airflow was away at night. What lies before the first is left to a person, and what a log no longer holds as it is."""
+    """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
+    was away at night. What lies before the first is left to a person, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
     whole = [run for run in runs if not run.only and any(said.get("published") for said in run.tables.values())]
     first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
     taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
-    logs = [lake.table(settings, topic) for topic in catalog.topics.values()]
-    held = {f.day for one in logs if one.exists for f in one.files() if f.day}
+    held = {*days_held(settings, catalog, catalog.derived)}
     since, _ = held_from(settings, catalog, catalog.names)
     return sorted(d for d in held - taken if first < d < yesterday(settings) and d >= since)
 
@@ -576,10 +575,24 @@ def code_of(chosen: Sequence[Declared]) -> str:
 
 
 def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) -> list[date]:
-    """Every day of which the logs hold a record or a chosen table a row."""
+    """Every day of which the logs hold a record or a chosen table a row, and each quiet one that is over of which a chosen table
+    has rows all the same: it looks back at a record, as far as the files say when that was, or reads a table as of its day."""
     topics = [catalog.topics[n] for n in needed(catalog, [d.name for d in chosen]) if n in catalog.topics]
-    tables = [lake.table(settings, d) for d in (*topics, *chosen)]
-    return sorted({f.day for t in tables if t.exists for f in t.files() if f.day})
+    held = {d.name: t.files() for d in (*topics, *chosen) if (t := lake.table(settings, d)).exists}
+    found, last = {f.day for files in held.values() for f in files if f.day}, yesterday(settings)
+    for topic in topics:
+        files, margins = held.get(topic.name, []), reach(catalog, topic)
+        back = max(margins[d.name][1] for d in chosen if d.name in margins)
+        spans = {
+            (f.day, (lake.comparable(f.high, f.high) + back).astimezone(settings.tz).date())
+            for f in files
+            if f.day and isinstance(f.high, datetime)
+        }
+        if any(topic.name in remembered(d) for d in chosen):
+            spans = {(min(f.day for f in files if f.day), last)} if files else set()
+        for first, until in spans:
+            found |= {first + timedelta(days=n) for n in range((min(until, last) - first).days + 1)}
+    return sorted(found)
 
 
 def estimate(settings: Settings, catalog: Catalog, only: Sequence[str], first: date | None) -> tuple[int, int, float]:
