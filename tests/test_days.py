@@ -495,6 +495,21 @@ def test_replay_leaves_days_that_a_log_no_longer_holds_as_they_are_and_says_so(
     assert settle.estimate(settings, CHARGES, only, None)[0] == len(run.days)
 
 
+@pytest.mark.parametrize(("idle", "refused"), [(0, False), (2, True)])
+def test_replay_that_goes_on_after_a_day_refuses_where_a_log_no_longer_holds_its_days(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, idle: int, refused: bool
+) -> None:
+    ago, code = kept(settings, monkeypatch, CHARGES, ()), settle.code_of([charges])
+    run = Run("replay-1", "failed", [str(ago[31])], "", NOW.isoformat(), "", kind="replay", only=["charges"], code=code)
+    run.touched = (NOW - timedelta(days=idle)).isoformat()
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    if not refused:
+        assert settle.resume(settings, CHARGES, run) == run
+        return
+    with pytest.raises(settle.SettleError, match=r"charges from .* on; .* Drop run replay-1 and begin again: tidemark drop"):
+        settle.resume(settings, CHARGES, run)
+
+
 #   days ago    7        6     5     4        3     2     1     0         seven and four days ago something came, at the time told
 @pytest.mark.parametrize(
     ("of", "topic", "time", "days"),

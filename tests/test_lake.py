@@ -1165,6 +1165,11 @@ def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings
     for age in (401, 399):
         (settings.checkpoints / f"main.before-2-{int((now - timedelta(days=age)).timestamp())}" / "offsets").mkdir(parents=True)
     (settings.checkpoints / "main").mkdir()
+    works = a_run(settings, "works", 0, state="running")
+    lake.expire_all(settings, one_alone, now)  # what it still has to compute is there
+    assert [numbers(tables[name]) for name in ("log/kept", "ledger")] == [[29, 31, 500]] * 2
+    works.state = "failed"
+    lake.save(settings, works)
     lake.expire_all(settings, both, now)
     assert {name: numbers(one) for name, one in tables.items()} == {
         "log/kept": [29],
@@ -1172,7 +1177,7 @@ def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings
         "ledger": [29, 31, 500],  # as long as the log of which it tells
         "verdicts": [29, 31],
     }
-    assert sorted(r.id for r in lake.runs(settings)) == ["waits", "young"]
+    assert sorted(r.id for r in lake.runs(settings)) == ["waits", "works", "young"]
     locks = sorted(path.name for path in (settings.lake_path / "runs").glob(".*"))
     assert locks == [".waits.lease", ".waits.publishing", ".young.lease", ".young.publishing"]
     assert sorted(path.name.partition(".")[0] for path in settings.checkpoints.iterdir()) == ["main", "main"]

@@ -1336,17 +1336,19 @@ def kept_from(settings: Settings, topic: Topic, now: datetime | None = None) -> 
 
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
     """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
-    beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells."""
+    beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells. What a run
+    that is at work may read yet waits for the next time: it would stage what has expired meanwhile as empty days."""
     now = now or datetime.now(UTC)
     limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
-    for topic in catalog.topics.values():
-        if topic.keep:
-            expire(table(settings, topic), kept_from(settings, topic, now))
+    known, folder = runs(settings), settings.lake_path / "runs"
+    if not any(run.undecided and run.state != "staged" for run in known):
+        for topic in catalog.topics.values():
+            if topic.keep:
+                expire(table(settings, topic), kept_from(settings, topic, now))
+        if all(keeps):
+            expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
     expire(verdicts(settings), limit.date())
-    if all(keeps):
-        expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
-    folder = settings.lake_path / "runs"
-    for run in runs(settings):
+    for run in known:
         if datetime.fromisoformat(run.created) < limit and not run.undecided:
             for name in (f"{run.id}.json", f"{run.id}.verdicts", f".{run.id}.lease", f".{run.id}.publishing"):
                 (folder / name).unlink(missing_ok=True)

@@ -314,6 +314,9 @@ def resume(settings: Settings, catalog: Catalog, run: Run, progress: Progress = 
         return run
     if run.code != code_of([catalog[n] for n in readers(catalog, run.only or catalog.names)]):
         raise SettleError(f"run {run.id} began with other code; drop it and begin again: tidemark drop {run.id}")
+    since, why = held_from(settings, catalog, readers(catalog, run.only or catalog.names))
+    if not run.undecided and min(run.days, default=str(since)) < str(since):  # while it is, nothing expires
+        raise SettleError(f"{why}. Drop run {run.id} and begin again: tidemark drop {run.id}")
     progress(f"going on with run {run.id}")
     run.state, run.note = "running", ""
     lake.save(settings, run)
