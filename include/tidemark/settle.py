@@ -367,7 +367,15 @@ def new_run(
 
 
 def pinned(settings: Settings, catalog: Catalog) -> dict[str, lake.Pin]:
-    pins = lake.pins(settings, catalog.streams)
+    """The streams' pins. Raises `SettleError` where there are none, and where a stream that the ledger has batches of has lost
+    its checkpoint: all that it has read would be left out."""
+    pins, ledger = lake.pins(settings, catalog.streams), lake.ledger(settings)
+    for stream in catalog.streams:
+        if stream not in pins and ledger.appended(stream) is not None:
+            raise SettleError(
+                f"the checkpoint of stream {stream} is lost, so that nobody knows how far it has read; open a new generation "
+                f"with: tidemark speed --stream {stream} --recover"
+            )
     if not pins:
         raise SettleError("no stream has committed a batch yet, so there is nothing to settle; start it with: tidemark up")
     return pins
