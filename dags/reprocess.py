@@ -154,11 +154,15 @@ def reprocess() -> None:
             raise ValueError(f"published, but for {' | '.join(held)}")
 
     @task(retries=1)
-    def drop(run: str) -> None:
+    def drop(run: str, ti: Any) -> None:
         """What was staged is deleted; the run's record stays."""
+        from airflow.sdk.exceptions import AirflowSkipException
+
         from tidemark import lake
         from tidemark.pipelines import CATALOG
 
+        if "drop" not in (ti.xcom_pull("approve") or ()):
+            raise AirflowSkipException("nobody has answered Drop")  # of what is marked a success Airflow takes every way
         lake.drop(SETTINGS, CATALOG, lake.run_of(SETTINGS, run))
 
     run = plan()

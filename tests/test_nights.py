@@ -357,6 +357,15 @@ def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(setti
     assert [(one["what"], one["title"]) for one in told(settings)] == [("run_failed", "reprocess: publish failed")]
 
 
+def test_an_approval_that_is_marked_a_success_publishes_and_drops_nothing(settings: Settings) -> None:
+    run = recorded(settings, REPLAY, "replay")
+    compare.keep(settings, run, [])
+    ended = Ended(settings, ("reprocess", FORM, "replay|approve"))
+    [tasks] = [one["tasks"] for one in ended.runs]
+    assert (tasks["publish"], tasks["drop"]) == ("success", "skipped"), ended.log[-4000:]
+    assert published(settings) == set(STAGED)
+
+
 @pytest.mark.long
 def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Settings) -> None:
     today = datetime.now(UTC).date()
