@@ -41,17 +41,18 @@ def nightly_report() -> None:
         events = [e for many in (triggering_asset_events or {}).values() for e in many]
         last = settle.yesterday(SETTINGS)
         told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
-        days = {day for day in told if day <= last} if told else {last}  # a night may be asked for a day that is not over
+        days = {day for day in told if day <= last} if events else {last}  # a night may have no day, or one that is not over
         reported = {page.stem for page in (SETTINGS.lake_path / "reports").glob("*.html")}
-        if not told and dag_run.run_type == "scheduled" and str(last) in reported:
+        if not events and dag_run.run_type == "scheduled" and str(last) in reported:
             return []  # the night has brought it
         # A night that others were missed before has settled their days too.
         ran = {day for e in events if e.extra.get("run") for day in lake.run_of(SETTINGS, e.extra["run"]).days}
         days |= {date.fromisoformat(day) for day in ran - reported}
-        written = [write(SETTINGS, CATALOG, day) for day in sorted(days)]
-        for path in written:
-            notify.notify(SETTINGS, "report", f"Report of {path.stem}", f"It is in {path}")
-        return [str(path) for path in written]
+        written = []
+        for day in sorted(days):
+            written.append(str(write(SETTINGS, CATALOG, day)))
+            notify.notify(SETTINGS, "report", f"Report of {day}", f"It is in {written[-1]}")
+        return written
 
     report()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from dag_runs import AT, Ended
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from tidemark import airflow, compare, lake, settle
+from tidemark import report as reports
 from tidemark.compare import Difference
 from tidemark.lake import Pin, Run, Table
 from tidemark.pipelines import CATALOG
@@ -257,6 +259,35 @@ def test_the_report_at_six_is_written_where_there_is_none_and_by_hand_always(set
     ended = Ended(settings, six, six, ("nightly_report", {}, ""))
     assert [len(run["gave"]["report"]) for run in ended.runs] == [1, 0, 1], ended.log[-4000:]
     assert [one["title"] for one in told(settings)] == [f"Report of {settle.yesterday(settings)}"] * 2
+
+
+def test_a_night_without_a_day_brings_no_report(settings: Settings, task: Callable[[str, str], Any]) -> None:
+    """It was refused: neither its form nor an interval said which."""
+    refused = SimpleNamespace(extra={"day": "", "run": None})
+    assert task("nightly_report", "report")({"night": [refused]}, SimpleNamespace(run_type="asset_triggered")) == []
+    assert told(settings) == []
+
+
+def test_a_report_is_told_of_though_the_next_one_cannot_be_written(
+    settings: Settings, task: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try finds it written, and leaves it out."""
+    newest = settle.yesterday(settings)
+    run = recorded(settings, "settle-1", "settle", days=[newest - timedelta(days=1), newest])
+    night = SimpleNamespace(extra={"day": str(newest), "run": run.id})
+    full, write = [newest], reports.report
+
+    def written(settings: Settings, catalog: Any, day: date) -> Path:
+        if day in full:
+            raise OSError(28, "No space left on device")
+        return write(settings, catalog, day)
+
+    monkeypatch.setattr(reports, "report", written)
+    with pytest.raises(OSError, match="No space"):
+        task("nightly_report", "report")({"night": [night]})
+    full.clear()
+    task("nightly_report", "report")({"night": [night]})
+    assert [one["title"] for one in told(settings)] == [f"Report of {day}" for day in run.days]
 
 
 @pytest.mark.long
