@@ -662,6 +662,13 @@ def test_a_day_published_again_by_two_runs_names_both_and_what_each_changed(sett
     assert rows(report(settings, CATALOG, DAY), "Restated days") == [["2024-11-13", "100", "131", "50", "65", *told]]
 
 
+def test_a_day_of_whose_run_the_record_has_expired_has_not_changed(settings):
+    publish(settings, "first", {WEEK: {"/": [100]}})
+    report(settings, CATALOG, BEFORE)
+    (settings.lake_path / "runs/first.json").unlink()  # what upkeep does after `keep_records`
+    assert says(report(settings, CATALOG, DAY), "Restated days") == "No day that a report has shown has changed since."
+
+
 def test_written_twice_it_is_the_same(settings):
     publish(settings, "old", {BEFORE: {"/": [30]}})
     report(settings, CATALOG, BEFORE)

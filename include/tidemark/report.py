@@ -583,7 +583,8 @@ def restated(
     """
     from tidemark import compare
 
-    said = [(max(t.get("published") or "" for t in r.tables.values()), r) for r in lake.runs(settings) if r.tables]
+    known = lake.runs(settings)
+    said = [(max(t.get("published") or "" for t in r.tables.values()), r) for r in known if r.tables]
     origins: dict[str, list[lake.Run]] = {}  # oldest first
     for _, r in sorted((one for one in said if one[0]), key=lambda one: one[0]):
         for d in r.days:
@@ -592,10 +593,11 @@ def restated(
     seen = {d: {"run": origins[d][-1].id, "numbers": counted} for d, counted in of_day.items()}
     kept = {d: [e for e in entries if e["report"] < str(day)] for d, entries in memory.get("days", {}).items()}
     nothing: dict[str, Any] = {"run": None, "numbers": {}}
+    there = {r.id for r in known}  # a record that has expired says nothing of its days
     moved = []
     for d, old in ((d, entries[-1]) for d, entries in sorted(kept.items()) if entries):
         new = seen.get(d, nothing)
-        if any(old[name] != new[name] for name in nothing):
+        if (d in seen or old["run"] in there) and any(old[name] != new[name] for name in nothing):
             moved.append((d, old, new))
     measures = list(dict.fromkeys(m for _, *both in moved for one in both for m in one["numbers"]))
     rows = []
