@@ -583,6 +583,23 @@ def test_broker_that_goes_away_while_a_partition_comes_is_waited_for(settings: S
     assert (here.started, len(here.unburied)) == (True, 1)
 
 
+def test_full_disk_ends_no_notifier(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is then that people have to hear of something; who looks at its heartbeat sees the last one."""
+    here, write = notifier.Notifier(settings, {}, QUICK), Path.write_text
+    (settings.state / "notify").mkdir(parents=True)
+    here.beside()
+    before = (settings.state / "notify" / "heartbeat.json").read_text()
+
+    def full(path: Path, text: str) -> int:
+        write(path, text[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    here.beat_due = 0.0
+    here.beside()
+    assert (settings.state / "notify" / "heartbeat.json").read_text() == before
+
+
 # ----------------------------------------------------------------------------------------------------------- its end
 
 

@@ -909,7 +909,8 @@ class Notifier:
         for name, target in self.targets.items():
             counts = {"waiting": len(target.waiting) + len(target.busy), "said": target.count.said, "dead": target.count.buried}
             said["robots"][name] = counts | {"trouble": target.count.trouble}
-        lake.whole_or_nothing(self.settings.state / "notify" / "heartbeat.json", json.dumps(said))
+        with suppress(OSError):  # a full disk ends no notifier
+            lake.whole_or_nothing(self.settings.state / "notify" / "heartbeat.json", json.dumps(said))
 
 
 def of_robots(robots: Iterable[Robot]) -> Iterable[str]:
