@@ -274,6 +274,13 @@ def test_a_stream_that_is_wanted_stopped_stays_so_when_its_task_is_cleared(plugi
         assert local.wanted(config, "main")["reason"] == "to look at the disk"
 
 
+def test_a_wish_that_a_power_cut_has_emptied_is_as_if_nobody_had_said_one(plugins, watcher, config, started):
+    asked(config, "running", 10, again=True)
+    (config.state / "main" / "desired.json").write_text("")
+    deferred(lambda: watcher.execute(run()))
+    assert started == ["main"] and plugins.stream.look("main")[0] == "failed"
+
+
 def test_a_line_of_progress_has_what_an_operator_asks_for(plugins, config):
     heartbeat(config, "running")
     progress(config, 41, lag=12)

@@ -536,17 +536,18 @@ def want(
     settings: Settings, stream: str, state: Literal["running", "stopped"], reason: str, by: str, again: bool = False
 ) -> None:
     """Write the state that a stream shall be in from now on; `again` has one that runs end and be started once more."""
-    folder = settings.state / stream
-    folder.mkdir(parents=True, exist_ok=True)
+    file = settings.state / stream / "desired.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     said = {"state": state, "reason": reason, "by": by, "at": datetime.now(UTC).isoformat(), "again": again}
-    lake.whole_or_nothing(folder / "desired.json", json.dumps(said))
+    lake.whole_or_nothing(file, json.dumps(said), kept=True)
 
 
 def wanted(settings: Settings, stream: str) -> dict[str, Any]:
     """What `want` wrote last: `state`, `reason`, `by`, `at` (ISO), `again`; running where nothing was said."""
-    file = settings.state / stream / "desired.json"
-    nothing = {"state": "running", "reason": "", "by": "", "at": "1970-01-01T00:00:00+00:00", "again": False}
-    return nothing | (json.loads(file.read_text()) if file.exists() else {})
+    said = {"state": "running", "reason": "", "by": "", "at": "1970-01-01T00:00:00+00:00", "again": False}
+    with suppress(FileNotFoundError, ValueError):  # a bad disk may have emptied it
+        said |= json.loads((settings.state / stream / "desired.json").read_text())
+    return said
 
 
 def start_stream(settings: Settings, stream: str) -> Process:
