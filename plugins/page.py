@@ -372,8 +372,10 @@ class Answers:
 
 @lru_cache(maxsize=512)
 def parsed(path: Path, written: int) -> dict[str, dict[str, dict[str, Any]]]:
+    from tidemark import lake
+
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in json.loads(path.read_text())["differences"]:
+    for one in lake.told(path)["differences"]:
         sample = (one["samples"] or [{}])[0]
         sides = {"before": sample.get("published"), "after": sample.get("run")}
         counts = {k: one[k] for k in ("rows", "changed", "missing", "extra")}

@@ -322,6 +322,15 @@ def test_days_say_what_their_settling_changed(client, filled):
     assert [(a["run"], a["changed"], a["missing"], a["rows"]) for a in third["again"]] == [(f"again-{third['day']}", 3, 1, 25)]
 
 
+def test_a_comparison_that_a_bad_disk_has_emptied_is_a_sentence_that_names_it(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    page_lake.fill(settings)
+    kept = next((settings.lake_path / "runs").glob("*/compare.json"))
+    kept.write_text("")
+    found = opened(settings).get("/days")
+    assert (found.status_code, found.json()["detail"].startswith(f"{kept} is damaged")) == (503, True)
+
+
 def test_verdicts_are_a_history_of_each_check(client):
     found = answer(client, "verdicts")
     assert [len(found["runs"]), *(t["table"] for t in found["tables"])] == [2, "page_panes", "site_daily_traffic"]

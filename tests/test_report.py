@@ -477,6 +477,18 @@ def test_rows_that_nobody_asked_about_are_not_said_to_be_explained(settings):
     assert says(page, "Live against settled") == "3 of 48 rows differ from what readers had."
 
 
+def test_a_comparison_that_a_bad_disk_has_emptied_costs_its_parts_and_is_named(settings):
+    publish(settings, "first", {BEFORE: {"/": [30]}})
+    report(settings, CATALOG, BEFORE)
+    publish(settings, "new", {DAY: {"/": [30]}, BEFORE: {"/": [31]}}, 1)
+    compared(settings, "new", {"table": "hourly_traffic"})
+    (settings.lake_path / "runs/new/compare.json").write_text("")
+    page = report(settings, CATALOG, DAY)
+    for part in ("Live against settled", "Restated days"):
+        assert "runs/new/compare.json is damaged" in says(page, part)
+    assert rows(page, "By page")[0][:2] == ["/", "30"]
+
+
 def event(offset: int, at: datetime, reject: str | None = None, partition: int = 0) -> dict[str, Any]:
     kafka = {"partition": partition, "offset": offset, "timestamp": at, "value": b"{}"}
     return {"viewed_at": None if reject else at, "kafka": kafka, "reject": reject, "day": at.date()}

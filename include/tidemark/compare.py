@@ -413,14 +413,14 @@ def keep(settings: Settings, run: lake.Run, differences: Sequence[Difference]) -
     """Beside the run's record: `runs/<run>/compare.json` and `compare.md`."""
     folder = settings.lake_path / "runs" / run.id
     folder.mkdir(parents=True, exist_ok=True)
-    lake.whole_or_nothing(folder / "compare.json", as_json(run, differences))
-    lake.whole_or_nothing(folder / "compare.md", as_markdown(run, differences))
+    lake.whole_or_nothing(folder / "compare.json", as_json(run, differences), kept=True)
+    lake.whole_or_nothing(folder / "compare.md", as_markdown(run, differences), kept=True)
 
 
 def kept(settings: Settings, run: lake.Run) -> list[Difference] | None:
-    """What the run found when it was staged; None where it compared nothing."""
+    """What the run found when it was staged; None where it compared nothing. Raises `LakeError` where that is damaged."""
     path = settings.lake_path / "runs" / run.id / "compare.json"
-    return from_json(path.read_text()) if path.exists() else None
+    return differences_of(lake.told(path)) if path.exists() else None
 
 
 def totals(differences: Iterable[Difference]) -> dict[str, dict[str, int]]:
@@ -440,7 +440,11 @@ def as_json(run: lake.Run, differences: Iterable[Difference]) -> str:
 
 
 def from_json(text: str) -> list[Difference]:
-    return [Difference(**{**one, "day": date.fromisoformat(one["day"])}) for one in json.loads(text)["differences"]]
+    return differences_of(json.loads(text))
+
+
+def differences_of(said: Mapping[str, Any]) -> list[Difference]:
+    return [Difference(**{**one, "day": date.fromisoformat(one["day"])}) for one in said["differences"]]
 
 
 def as_markdown(run: lake.Run, differences: Sequence[Difference]) -> str:

@@ -965,6 +965,16 @@ def as_run(path: Path) -> Run:
     return run
 
 
+def told(path: Path) -> Any:
+    """What a file beside a run's record tells, as JSON. Raises `LakeError` where it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise LakeError(
+            f"{path} is damaged ({error}). Put it back from a copy of the lake, or move it away: nothing else is lost with it"
+        ) from error
+
+
 def is_held(lease: Path) -> bool:
     """Whether somebody on this machine holds a lease."""
     from filelock import FileLock, Timeout

@@ -155,7 +155,11 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
         shown = traffic(settings, catalog, day)
     except UNREADABLE as error:
         shown = Shown(sections={"Traffic": unread(error)})
-    again, memory = restated(settings, day, shown.numbers, remembered(folder / "last.json"))
+    memory: Mapping[str, Any] = remembered(folder / "last.json")
+    try:
+        again, memory = restated(settings, day, shown.numbers, memory)
+    except UNREADABLE as error:
+        again = unread(error)
     sections = {
         **shown.sections,
         **others(settings, catalog, day),

@@ -1139,7 +1139,7 @@ class Settling:
         adds = lake.write_arrow(table, f"{folder}/{uuid.uuid4().hex[:8]}", quality.to_arrow(found))
         lake.swap(table, before, adds, {"run": self.run.id})
         path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
-        lake.whole_or_nothing(path.with_suffix(".verdicts"), quality.to_json(found))
+        lake.whole_or_nothing(path, quality.to_json(found), kept=True)
 
     def beside(self) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period` (a row for each stretch of days that follow each other:
