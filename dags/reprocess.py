@@ -60,7 +60,7 @@ def reprocess() -> None:
 
         import structlog
 
-        from tidemark import settle
+        from tidemark import lake, settle
         from tidemark.model import readers
         from tidemark.pipelines import CATALOG
 
@@ -71,6 +71,8 @@ def reprocess() -> None:
         if params["first"] and date.fromisoformat(params["first"]) > settle.yesterday(SETTINGS):
             raise ValueError(f"{params['first']} is not over in {SETTINGS.zone}")
         name = f"reprocess-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
+        for known in (run for run in lake.runs(SETTINGS) if run.id == name):  # it is cleared
+            settle.refuse_dropped(known)
         settle.refuse_undecided(SETTINGS, name)
         chosen = [CATALOG[n] for n in readers(CATALOG, only or CATALOG.names)]
         settle.refuse_other_code(SETTINGS, chosen)

@@ -397,6 +397,14 @@ def test_an_approval_that_is_marked_a_success_publishes_and_drops_nothing(settin
     assert published(settings) == set(STAGED)
 
 
+def test_a_replay_that_was_dropped_is_not_planned_again_when_its_run_is_cleared(
+    settings: Settings, task: Callable[[str, str], Any]
+) -> None:
+    lake.drop(settings, CATALOG, recorded(settings, REPLAY, "replay"))
+    with pytest.raises(settle.SettleError, match=rf"run {REPLAY} was dropped, .* trigger `reprocess` anew"):
+        task("reprocess", "plan")(FORM | {"tables": "", "first": None}, AT)
+
+
 @pytest.mark.long
 def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Settings) -> None:
     today = datetime.now(UTC).date()

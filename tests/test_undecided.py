@@ -43,6 +43,13 @@ def test_rejects_are_not_mended_while_a_replay_waits(settings, monkeypatch, stat
         settle.settle_rejects(settings, NOTHING, "page may be null")
 
 
+def test_replay_that_was_dropped_does_not_go_on(settings):
+    """Airflow's run is cleared: a person would be asked about files that are gone."""
+    recorded(settings, "r1", "replay", (YESTERDAY,), state="dropped")
+    with pytest.raises(settle.SettleError, match=r"run r1 was dropped, and what it staged is gone; replay again as another run"):
+        settle.replay(settings, NOTHING, "a mistake", name="r1")
+
+
 def test_rejects_are_not_mended_beside_a_replay_that_began_while_spark_did(settings, monkeypatch):
     begin = lambda *_, **__: recorded(settings, "r1", "replay", state="running")  # noqa: E731
     monkeypatch.setattr("tidemark.session.session", begin)

@@ -152,6 +152,7 @@ def replay(
     runs other code; with `alone`, while another replay is undecided.
     """
     if name and (known := next((r for r in lake.runs(settings) if r.id == name), None)):
+        refuse_dropped(known)
         return resume(settings, catalog, known, progress)
     chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
     refuse_other_code(settings, chosen)
@@ -573,6 +574,14 @@ def refuse_undecided(settings: Settings, name: str | None = None) -> None:
         raise SettleError(
             f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first: "
             f"tidemark publish {other.id}, or tidemark drop {other.id}"
+        )
+
+
+def refuse_dropped(run: Run) -> None:
+    if run.state == "dropped":
+        raise SettleError(
+            f"run {run.id} was dropped, and what it staged is gone; replay again as another run: leave out --run, or trigger "
+            f"`reprocess` anew"
         )
 
 
