@@ -238,6 +238,21 @@ def test_recycled_pid_is_neither_running_nor_killed(settings: Settings) -> None:
             stranger.kill()
 
 
+def test_number_of_a_leader_that_leads_another_session_now_ends_nothing_of_it(settings: Settings) -> None:
+    """As after a restart of a container, where numbers begin again: the shell that types `tidemark down` may have one of ours."""
+    with subprocess.Popen(SLEEPER, start_new_session=True) as stranger:
+        try:
+            began = local.since_boot(psutil.Process(stranger.pid)) - 100
+            record = {"name": "sleeper", "pid": stranger.pid, "created": began, "argv": SLEEPER, "log": "x.log"}
+            kept = settings.state / "processes" / "sleeper.json"
+            kept.parent.mkdir(parents=True)
+            kept.write_text(json.dumps(record | {"boot": local.boot()}))
+            assert local.stop(settings, "sleeper") is False
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
 @pytest.mark.parametrize("step", [-5, 5])
 def test_a_step_of_the_clock_makes_no_stranger_of_a_process(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, step: int

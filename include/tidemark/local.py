@@ -306,6 +306,9 @@ def stop(settings: Settings, name: str, signal: int = signals.SIGTERM, patience:
 
 def orphans(process: Process) -> list[psutil.Process]:
     """What runs in the session that a process led, itself included: `start` gives each one of its own."""
+    with suppress(psutil.NoSuchProcess):
+        if abs(since_boot(psutil.Process(process.pid)) - process.created) >= 1.0:
+            return []  # its number leads another session now, which the kernel allows only once nothing of its own is left
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
