@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -251,6 +252,31 @@ def test_number_of_a_leader_that_leads_another_session_now_ends_nothing_of_it(se
             assert stranger.poll() is None
         finally:
             stranger.kill()
+
+
+def test_what_is_started_while_one_of_its_name_ends_keeps_its_record(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tidemark up` in another terminal, between the end of the old process and that of the stop."""
+    local.start(settings, "sleeper", SLEEPER)
+    waited, later = psutil.wait_procs, []
+
+    def ended(*said: Any, **more: Any) -> Any:
+        gone = waited(*said, **more)
+        later.append(local.start(settings, "sleeper", SLEEPER))
+        return gone
+
+    monkeypatch.setattr(psutil, "wait_procs", ended)
+    assert local.stop(settings, "sleeper")
+    assert local.running(settings, "sleeper") == later[0]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always on a full disk: Linux has one")
+def test_what_cannot_be_recorded_does_not_run_on_unknown(settings: Settings) -> None:
+    folder = settings.state / "processes"
+    folder.mkdir(parents=True)
+    (folder / "sleeper.json.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        local.start(settings, "sleeper", SLEEPER)
+    assert local.STARTED[-1].wait(20) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("step", [-5, 5])

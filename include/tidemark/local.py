@@ -236,7 +236,11 @@ def start(settings: Settings, name: str, argv: list[str], env: Mapping[str, str]
         except psutil.NoSuchProcess:
             created = 0.0  # it ended at once; `alive` will say so
         process = Process(name, child.pid, created, boot(), tuple(argv), output)
-        lake.whole_or_nothing(folder / f"{name}.json", json.dumps(asdict(process), default=str, indent=2))
+        try:
+            lake.whole_or_nothing(folder / f"{name}.json", json.dumps(asdict(process), default=str, indent=2))
+        except BaseException:  # nobody would end what nobody knows of
+            child.kill()
+            raise
     return process
 
 
@@ -283,8 +287,7 @@ def stop(settings: Settings, name: str, signal: int = signals.SIGTERM, patience:
 
     Returns whether there was one to end. A pid that now belongs to another process is left alone.
     """
-    process, known = running(settings, name), recorded(settings, name)
-    record = settings.state / "processes" / f"{name}.json"
+    process, known, folder = running(settings, name), recorded(settings, name), settings.state / "processes"
     family = orphans(known) if known else []
     with suppress(psutil.NoSuchProcess):
         if process:
@@ -300,7 +303,10 @@ def stop(settings: Settings, name: str, signal: int = signals.SIGTERM, patience:
         with suppress(psutil.NoSuchProcess):
             late.kill()
     psutil.wait_procs(left, timeout=10)
-    record.unlink(missing_ok=True)
+    if known:
+        with FileLock(folder / f"{name}.lock"):
+            if recorded(settings, name) == known:  # and not what another has started meanwhile
+                (folder / f"{name}.json").unlink(missing_ok=True)
     return process is not None
 
 
