@@ -22,6 +22,8 @@ LENGTHS = (
     *("compact_every", "sweep_after", "rollback_for", "keep_records", "give_way_at", "watch_window", "stale_after", "late_after"),
     *("nightly_after", "nightly_patience", "notify_patience"),
 )
+COUNTS = ("replication", "batch_records", "chunk_records", "query_seconds")
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,10 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"controller_port": 190930}, r"TIDEMARK_CONTROLLER_PORT=190930: Input should be less than or equal to 65535"),
         ({"airflow_port": 0}, r"TIDEMARK_AIRFLOW_PORT=0: Input should be greater than or equal to 1"),
         *(({name: "1m"}, rf'TIDEMARK_{name.upper()}=1m: "1m" is not a length of time; write it like') for name in LENGTHS),
+        ({"keep_records": "999999 days"}, r'TIDEMARK_KEEP_RECORDS=999999 days: "999999 days" is more than a thousand years'),
+        ({"query_rows": -1}, r"TIDEMARK_QUERY_ROWS=-1: Input should be greater than or equal to 0"),
+        *(({name: 0}, rf"TIDEMARK_{name.upper()}=0: Input should be greater than or equal to 1") for name in COUNTS),
+        ({"home": ROOT}, r"TIDEMARK_HOME=\S*: tidemark itself is there; give a folder of its own"),
     ],
 )
 def test_contradiction_is_one_sentence_that_names_the_variable(given: dict[str, Any], sentence: str, pem: Path) -> None:
@@ -92,6 +98,25 @@ def test_file_of_a_developers_own_settings_is_read_by_no_test(tmp_path: Path, mo
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "UTC\n"
     monkeypatch.delenv("TIDEMARK_ENV_FILE")
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "Asia/Kolkata\n"
+
+
+def test_empty_folder_is_the_one_that_is_had_unless_said_and_a_tilde_is_the_person_s_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line of `.env` is read by no shell."""
+    for name in ("HOME", "LAKE", "JARS_DIR"):
+        monkeypatch.setenv(f"TIDEMARK_{name}", "")
+    settings, default = Settings(_env_file=None), Settings(_env_file=None, home=Path(".tidemark"), lake=None, jars_dir=None)
+    assert (settings.home, settings.lake_path, settings.jars) == (default.home, default.lake_path, default.jars)
+    assert Settings(_env_file=None, home=Path("~/tide")).home == Path.home() / "tide"
+
+
+def test_line_of_the_file_that_names_no_setting_is_refused_and_shown_without_its_value(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"POSTGRES_PASSWORD=x\nTIDEMARK_KAFKA_PASWORD={PASSWORD}\n")
+    with pytest.raises(ValidationError) as error:
+        Settings(_env_file=tmp_path / ".env")
+    assert ending(error.value) == (2, "TIDEMARK_KAFKA_PASWORD: there is no such setting; .env.example has them all")
+    assert PASSWORD not in str(error.value)
 
 
 def test_password_is_in_no_text_of_the_settings() -> None:

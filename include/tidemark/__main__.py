@@ -88,7 +88,10 @@ def ending(error: Exception) -> tuple[int, str] | None:
         sentence = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of several settings together: the sentence names them, and the input is all there are
             return WRONG, one_line(sentence)
-        return WRONG, one_line(f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}={first['input']}: {sentence}")
+        name = f"TIDEMARK_{'_'.join(map(str, first['loc'])).upper()}"
+        if first["type"] == "extra_forbidden":  # its value may be a secret
+            return WRONG, f"{name}: there is no such setting; .env.example has them all"
+        return WRONG, one_line(f"{name}={first['input']}: {sentence}")
     kind = type(error)
     if gone := session.ended(Settings(), error):
         return FAILED, gone

@@ -20,10 +20,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from tidemark import local, session
-from tidemark.settings import Settings
-
-ROOT = Path(__file__).parents[2]
-"""The checkout: `dags`, `plugins` and `spark_apps` lie beside `include`."""
+from tidemark.settings import ROOT, Settings
 
 COMPONENTS = {"airflow-api": "api-server", "airflow-dags": "dag-processor"}
 COMPONENTS |= {"airflow-triggerer": "triggerer", "airflow-scheduler": "scheduler"}

@@ -44,7 +44,9 @@ def duration(text: str, owner: str = "") -> timedelta:
     if not found:
         said = f'"{text}" is not a length of time; write it like "5 seconds", "2 hours" or "7 days"'
         raise DeclarationError(f"{owner}: {said}" if owner else said)
-    return timedelta(seconds=int(found[1]) * UNITS[found[2]])
+    if (seconds := int(found[1]) * UNITS[found[2]]) > 365_000 * UNITS["day"]:  # and no calendar goes back so far
+        raise DeclarationError(f'{owner}{owner and ": "}"{text}" is more than a thousand years; write fewer')
+    return timedelta(seconds=seconds)
 
 
 def midnight(day: date, zone: ZoneInfo) -> datetime:

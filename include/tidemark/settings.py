@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Literal, Self
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tidemark.model import NAME, duration
 
+ROOT = Path(__file__).parents[2]
+"""The checkout: `dags`, `plugins` and `spark_apps` lie beside `include`."""
 PLATFORMS = ("dingtalk", "wecom")
 """Whose robots are known."""
 
@@ -32,7 +34,8 @@ class Settings(BaseSettings):
         env_prefix="TIDEMARK_",
         env_file=os.environ.get("TIDEMARK_ENV_FILE", ".env"),
         frozen=True,
-        extra="ignore",
+        extra="forbid",
+        dotenv_filtering="match_prefix",  # `.env` may say more than ours: docker compose reads it too
         hide_input_in_errors=True,
     )
 
@@ -76,13 +79,13 @@ class Settings(BaseSettings):
     """The most cores that one Spark process takes of a cluster; without a limit the first would take all for itself."""
     zone: str = "UTC"
     """The business time zone: a name of the IANA database."""
-    replication: int = 1
+    replication: int = Field(default=1, ge=1)
     """The replication factor of a topic that does not say its own."""
     trigger: str = "3 seconds"
     """How often a stream takes what has come."""
     triggers: str = "alarms=2 seconds"
     """Which streams take it more or less often than `trigger` says, parted by commas: `NAME=2 seconds`."""
-    batch_records: int = 200_000
+    batch_records: int = Field(default=200_000, ge=1)
     """The most records a micro-batch takes; a stream that is behind catches up in batches of this size."""
     compact_every: str = "1 minute"
     """How often the stream merges its own small files."""
@@ -94,7 +97,7 @@ class Settings(BaseSettings):
     """How long the verdicts and the records of runs are kept; the ledger at least so long, and as long as a log."""
     give_way_at: str = "30 seconds"
     """A settling or a replay waits between two chunks while a stream is behind by more than this."""
-    chunk_records: int = 5_000_000
+    chunk_records: int = Field(default=5_000_000, ge=1)
     """About how many records a settling or a replay computes at once; it resumes after the last chunk that was done."""
     stream_backend: Literal["process", "service"] = "process"
     """Who starts a stream: `process`, Airflow or `tidemark up` here; `service`, a container that restarts it by itself."""
@@ -138,16 +141,19 @@ class Settings(BaseSettings):
     """The word that each of its messages must hold, if it asks for one."""
     wecom_webhook: SecretStr | None = None
     """The address of WeCom's robot, its key included; only `tidemark notify` needs it."""
-    query_rows: int = 10_000
+    query_rows: int = Field(default=10_000, ge=0)
     """The most rows that `tidemark query` returns."""
-    query_seconds: int = 60
+    query_seconds: int = Field(default=60, ge=1)
     """The longest that `tidemark query` runs."""
 
     @field_validator("home", "lake", "jars_dir")
     @classmethod
-    def is_no_file(cls, folder: Path | None) -> Path | None:
-        if folder and os.path.exists(folder) and not os.path.isdir(folder):  # noqa: PTH110, PTH112 - a Path's own raise
+    def is_a_folder_of_its_own(cls, said: Path | None) -> Path | None:
+        folder = said and Path(os.path.expanduser(said))  # noqa: PTH111 - `.env` is read by no shell, and a Path's own raises
+        if folder and os.path.exists(folder) and not os.path.isdir(folder):  # noqa: PTH110, PTH112 - the same
             raise ValueError("there is a file; give a folder, which need not be there yet")
+        if folder and folder.resolve() == ROOT.resolve():  # whose docs would be taken for Data Docs, and forgotten with them
+            raise ValueError("tidemark itself is there; give a folder of its own")
         return folder
 
     @field_validator("zone")
@@ -183,13 +189,13 @@ class Settings(BaseSettings):
 
     @field_validator(
         *("kafka_ca", "kafka_certificate", "kafka_key", "kafka_user", "kafka_password", "airflow_database", "notify_ca"),
-        *("dingtalk_webhook", "dingtalk_secret", "dingtalk_keyword", "wecom_webhook"),
+        *("dingtalk_webhook", "dingtalk_secret", "dingtalk_keyword", "wecom_webhook", "home", "lake", "jars_dir"),
         mode="before",
     )
     @classmethod
-    def empty_is_not_given(cls, value: object) -> object:
+    def empty_is_not_given(cls, value: object, field: ValidationInfo) -> object:
         given = value.get_secret_value() if isinstance(value, SecretStr) else value
-        return None if given == "" else value
+        return cls.model_fields[str(field.field_name)].default if given == "" else value
 
     @field_validator("kafka_ca", "kafka_certificate", "notify_ca")
     @classmethod
