@@ -165,6 +165,14 @@ def test_wrong_setting_is_one_sentence_and_exit_code_2(run, environment):
     assert ended.stderr.startswith('tidemark: TIDEMARK_ZONE=Mars/Olympus: "Mars/Olympus" is not a time zone')
 
 
+def test_file_of_settings_that_cannot_be_read_is_one_sentence_and_exit_code_2(run, tmp_path, monkeypatch):
+    (tmp_path / ".env").write_bytes(b"TIDEMARK_ZONE=\xff")
+    monkeypatch.setitem(Settings.model_config, "env_file", tmp_path / ".env")
+    ended = run("runs")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith(f"tidemark: the settings in {tmp_path}/.env cannot be read: 'utf-8' codec can't decode")
+
+
 @pytest.mark.parametrize("words", [["runs"], ["status"], ["verify"], ["report"], ["speed"], ["down"]])
 def test_home_that_is_a_file_is_one_sentence_and_exit_code_2(run, environment, tmp_path, words):
     (tmp_path / "file").touch()
@@ -190,6 +198,15 @@ def test_broker_that_is_away_is_one_sentence_and_exit_code_1(run, port, words, m
     ended = run(*words)
     assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith(f"tidemark: no Kafka broker answers at 127.0.0.1:{port}")
+
+
+def test_process_of_another_user_is_one_sentence_and_exit_code_1(run, config, monkeypatch):
+    def refused(*_, **__):
+        raise psutil.AccessDenied(4711)
+
+    monkeypatch.setattr(local, "stop", refused)
+    ended = run("down")
+    assert (ended.exit_code, ended.stderr.splitlines()[-1]) == (1, "tidemark: process 4711 is another user's; ask them to end it")
 
 
 def test_second_copy_of_a_stream_ends_with_75(run, config):
@@ -573,6 +590,37 @@ def test_file_is_produced_line_by_line_as_it_stands(run, tmp_path, monkeypatch, 
     assert (ended.exit_code, ended.stdout) == (code, f"{taken} delivered, {2 - taken} failed\n")
     assert sent == [("page_views", lines, 10)]
     assert ended.stderr.strip() == ("" if taken == 2 else "tidemark: page_views: the broker said no")
+
+
+def test_of_several_topics_one_that_cannot_be_sent_to_ends_the_others(run, monkeypatch):
+    def produce(_, topic, events, **named):
+        if topic.name == "orders":
+            raise kafka.TopicMissing("Kafka has no topic orders")
+        deadline = time.monotonic() + 20
+        while not named["interrupts"]():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return kafka.Delivery(interrupted=True)
+
+    monkeypatch.setattr(kafka, "produce", produce)
+    ended = run("produce", "page_views", "orders", "--sample")
+    assert (ended.exit_code, ended.stderr) == (2, "tidemark: Kafka has no topic orders\n")
+
+
+def test_run_goes_on_where_nobody_reads_its_progress_any_more(run, monkeypatch):
+    def settled(settings, catalog, days, reason, say, only):
+        say("at work")
+        return staged()
+
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+    monkeypatch.setattr(settle, "settle", settled)
+    monkeypatch.setattr(cli, "console", lambda stderr=False: Console(file=Closed(), width=100))
+    ended = run("settle", "--day", "2026-11-19")
+    assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "r1")
 
 
 # ---- the screen

@@ -95,6 +95,8 @@ def ending(error: Exception) -> tuple[int, str] | None:
     kind = type(error)
     if gone := session.ended(Settings(), error):
         return FAILED, gone
+    if kind.__module__.startswith("psutil") and kind.__name__ == "AccessDenied":
+        return FAILED, f"process {getattr(error, 'pid', None)} is another user's; ask them to end it"
     if full := lake.disk_full(Settings(), error):
         return FAILED, full
     if kind.__module__.startswith("tidemark") or kind.__name__ == "KafkaException":
@@ -171,7 +173,10 @@ def prepare(context: typer.Context) -> None:
 def settings() -> Settings:
     from tidemark.settings import Settings
 
-    return Settings()
+    try:
+        return Settings()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Wrong(f"the settings in {Settings.model_config['env_file']} cannot be read: {error}") from None
 
 
 def catalog() -> Catalog:
@@ -597,15 +602,19 @@ def awake(*work: Future[Any]) -> None:
 def delivered_at_once(
     config: Settings, events: Sequence[tuple[Topic, Iterator[Any]]], rate: float | None, burst: float
 ) -> dict[str, Any]:
-    """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM; what was taken is delivered."""
+    """Produce to several topics, `rate` events a second to each, until Ctrl-C or SIGTERM, or one cannot be sent to; what was
+    taken is delivered."""
     from tidemark import kafka
 
+    going: dict[str, Future[Any]] = {}
     # Beside the main thread, which alone is told of signals.
     with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(len(events)) as beside:
-        going = {
-            topic.name: beside.submit(kafka.produce, config, topic, drawn, rate=rate, burst=burst, interrupts=pressed)
-            for topic, drawn in events
-        }
+
+        def over() -> int:
+            return pressed() + any(one.done() and one.exception() is not None for one in list(going.values()))
+
+        for topic, drawn in events:
+            going[topic.name] = beside.submit(kafka.produce, config, topic, drawn, rate=rate, burst=burst, interrupts=over)
         awake(*going.values())
     return {name: one.result() for name, one in going.items()}
 
@@ -840,6 +849,8 @@ def settle(
 
 def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> None:
     """Do a run's work with its progress shown, and show what came of it."""
+    from rich.markup import escape
+
     from tidemark import local
 
     terminated_as_interrupted()
@@ -848,8 +859,9 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
     with out.status("at work") as status:
 
         def say(what: str) -> None:
-            status.update(what)
-            out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
+            with suppress(OSError, SystemExit):  # as in `Steps`: the work goes on where nobody reads of it any more
+                status.update(escape(what))
+                out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
 
         run = work(say)
     if run is None:
