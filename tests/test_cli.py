@@ -4,6 +4,7 @@ import datetime as dt
 import io
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tidemark import __main__ as cli
-from tidemark import compare, kafka, lake, local, session, settle, watch
+from tidemark import airflow, compare, kafka, lake, local, session, settle, watch
 from tidemark.local import Lease
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
@@ -621,6 +622,66 @@ def test_run_goes_on_where_nobody_reads_its_progress_any_more(run, monkeypatch):
     monkeypatch.setattr(cli, "console", lambda stderr=False: Console(file=Closed(), width=100))
     ended = run("settle", "--day", "2026-11-19")
     assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "r1")
+
+
+# ---- the demo
+
+CLOSED = """
+import sys, time
+from pathlib import Path
+from tidemark import __main__ as cli
+
+def up(config, steps, streams):
+    with steps.step("up"):
+        print("up", flush=True)
+        time.sleep(60)
+
+def down(config, steps, patience):
+    with steps.step("down"):
+        Path(sys.argv[1]).touch()
+
+cli.bring_up, cli.bring_down = up, down
+sys.argv[2:] = []
+cli.app(["demo"])
+"""
+
+
+def test_demo_whose_terminal_is_closed_ends_what_it_started(environment, tmp_path):
+    ours, its = pty.openpty()
+    argv = [sys.executable, "-c", CLOSED, str(tmp_path / "ended")]
+    demo = subprocess.Popen(argv, env=os.environ | environment, stdin=its, stdout=its, stderr=its)
+    try:
+        os.close(its)
+        while b"up" not in os.read(ours, 1000):
+            pass
+        os.close(ours)
+        demo.send_signal(signal.SIGHUP)
+        assert demo.wait(30) == 130
+        assert (tmp_path / "ended").exists()
+    finally:
+        demo.kill()
+
+
+def test_airflow_is_not_started_where_the_demo_ended_while_its_database_was_made(config, monkeypatch):
+    charge, began = cli.Charge(config, D19, 1, 1), []
+    monkeypatch.setattr(charge, "others", lambda: None)
+    for module, name in ((session, "one_java"), (local, "refuse_busy"), (airflow, "wait")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(airflow, "prepare", lambda *_: charge.end())
+    monkeypatch.setattr(local, "start", lambda _, name, *rest: began.append(name))
+    charge.run()
+    assert began == []
+
+
+def test_note_of_what_the_demo_has_sent_is_whole_or_as_it_was(config, monkeypatch):
+    note = config.state / "demo.json"
+    note.parent.mkdir(parents=True)
+    note.write_text('{"page_views": "2026-11-18"}')
+    note.with_suffix(f".{os.getpid()}.part").symlink_to("/dev/full")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **named: subprocess.CompletedProcess([], 0, "sent", ""))
+    with pytest.raises(OSError, match="No space left"):
+        cli.load(config, D19, [CATALOG.topics["page_views"]], 24)
+    assert json.loads(note.read_text()) == {"page_views": "2026-11-18"}
 
 
 # ---- the screen

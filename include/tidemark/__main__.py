@@ -344,12 +344,12 @@ def up(
         show(whole_status(config))
 
 
-def airflow_up(config: Settings) -> Iterator[str]:
+def airflow_up(config: Settings, say: Callable[[str], None] = lambda _: None) -> Iterator[str]:
     """Start Airflow; then where it is, and its passwords where they were made just now."""
     from tidemark import airflow
 
     made, new = airflow.passwords(config)
-    airflow.bring_up(config)
+    airflow.bring_up(config, say)
     who = f"user admin, password {made['admin']}; user viewer, password {made['viewer']}" if new else "users as before"
     yield f"{airflow.url(config)} ({who}; kept in {airflow.home(config) / 'passwords.json'})"
 
@@ -628,6 +628,19 @@ def terminated_as_interrupted() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
         signal.signal(signal.SIGINT, interrupt)
+
+
+def hung_up_as_interrupted() -> None:
+    """SIGHUP too, which a terminal that is closed sends. What is said from then on goes nowhere: to write there would raise."""
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    def interrupt(*_: Any) -> NoReturn:
+        for number in terminals:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, interrupt)
 
 
 @app.command()
@@ -1357,12 +1370,14 @@ def demo(
     """Everything at once on this machine: yesterday loaded, live traffic, the screen, and Airflow, which watches the stream
     and settles and publishes yesterday.
 
-    Ctrl-C ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new yesterday again.
+    Ctrl-C, or closing the terminal, ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new
+    yesterday again.
     """
     from tidemark import watch as screen
 
     config, steps = settings(), Steps()
     terminated_as_interrupted()
+    hung_up_as_interrupted()
     yesterday = datetime.now(config.tz).date() - timedelta(days=1)
     watching, settling = False, None
     try:
@@ -1395,7 +1410,7 @@ def demo(
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ctrl-C pressed again must not cut the ending short."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -1405,6 +1420,8 @@ def undisturbed() -> Iterator[None]:
 
 def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> str:
     """Produce a day's sample to each topic once. Cut off and done again, it sends the same events, and nothing counts twice."""
+    from tidemark import lake
+
     record = config.state / "demo.json"
     loaded = json.loads(record.read_text()) if record.is_file() else {}
     lacks = [t.name for t in topics if loaded.get(t.name) != str(day)]
@@ -1418,7 +1435,7 @@ def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> st
     if sent.returncode:
         raise Failed(f"{day} was not sent whole to {', '.join(lacks)}: {one_line(sent.stdout + sent.stderr)}")
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(loaded | dict.fromkeys(lacks, str(day))))
+    lake.whole_or_nothing(record, json.dumps(loaded | dict.fromkeys(lacks, str(day))))
     return one_line(sent.stdout)
 
 
@@ -1521,9 +1538,13 @@ class Charge(Beside):
     def settles(self) -> None:
         self.said = ["Airflow is starting"]
         try:
-            self.said = [f"Airflow: {line}" for line in airflow_up(self.config)]
+            self.said = [f"Airflow: {line}" for line in airflow_up(self.config, self.refuse_ended)]
         except Exception as error:
             self.said = [f"Airflow did not start: {one_line(str(error))}"]
+
+    def refuse_ended(self, next_step: str) -> None:
+        if self.ended.is_set():
+            raise Failed(f"the demo has ended before {next_step}")
 
 
 class Settling(Beside):

@@ -189,6 +189,7 @@ def bring_up(settings: Settings, patience: float = 120) -> None:
         if not local.running(settings, name):
             argv = [sys.executable, "-m", "airflow", component]
             argv += ["--skip-serve-logs"] if component in WITHOUT_LOG_SERVERS else []
+            say(component)
             local.start(settings, name, argv, environment(settings))
         if name == "airflow-api":
             wait(settings, lambda: health(settings) == {}, patience)
