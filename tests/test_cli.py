@@ -386,6 +386,20 @@ def test_sweep_has_long_logs_begin_again(run, config):
     assert (log.stat().st_size, log.with_name("speed-main.log.1").stat().st_size) == (0, 20_000_000)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always on a full disk: Linux has one")
+def test_sweep_frees_its_folders_where_the_disk_has_no_room_for_a_log(run, config):
+    write(config, "log/page_views", [record(1, b"{}", None)], LOG)
+    left, log = config.lake_path / "log/page_views/live/main-9-9-left", config.state / "logs" / "speed-main.log"
+    for folder in (left, log.parent):
+        folder.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    log.write_bytes(b"high tide\n" * 2_000_000)
+    log.with_name("speed-main.log.1").symlink_to("/dev/full")
+    ended = run("sweep")
+    assert (ended.exit_code, left.exists(), ended.stdout) == (1, False, f"{left}\n")
+    assert "No space left on device" in ended.stderr
+
+
 def test_down_of_nothing_is_done(run):
     assert run("down").exit_code == 0
 

@@ -1342,16 +1342,16 @@ def sweep(json_: AsJson = False) -> None:
     from tidemark import lake, local
 
     config = settings()
-    local.turn_logs(config)
     every = [lake.table(config, catalog()[name]) for name in catalog().names]
     lake.expire_all(config, catalog())
     gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])
     if json_:
         show([str(folder) for folder in gone])
-        return
-    for folder in gone:
-        typer.echo(str(folder))
-    typer.echo(f"{len(gone):,} folders deleted", err=True)
+    else:
+        for folder in gone:
+            typer.echo(str(folder))
+        typer.echo(f"{len(gone):,} folders deleted", err=True)
+    local.turn_logs(config)  # which takes room first
 
 
 # ---------------------------------------------------------------------------------------------------------------- demo
