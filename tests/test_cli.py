@@ -638,6 +638,14 @@ def test_run_goes_on_where_nobody_reads_its_progress_any_more(run, monkeypatch):
     assert (ended.exit_code, ended.stdout.splitlines()[-1]) == (0, "r1")
 
 
+def test_step_says_a_folder_as_it_is_called(monkeypatch):
+    monkeypatch.setattr(cli, "console", lambda stderr: Console(width=200, file=io.StringIO()))
+    steps = cli.Steps()
+    with steps.step("jars in /srv/[prod]") as say:
+        say("its log is /srv/[prod]/[/x]")
+    assert steps.console.file.getvalue().startswith("jars in /srv/[prod]: its log is /srv/[prod]/[/x] (0.")
+
+
 # ---- the demo
 
 CLOSED = """

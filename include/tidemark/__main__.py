@@ -309,11 +309,13 @@ class Steps:
     @contextmanager
     def step(self, doing: str) -> Iterator[Callable[[str], None]]:
         """`with steps.step("starting the broker") as say:`; `say` puts what came of it behind the time."""
+        from rich.markup import escape
+
         came: list[str] = []
         began = time.monotonic()
-        with self.console.status(doing):
+        with self.console.status(escape(doing)):
             yield came.append
-        self.say(f"{doing}: {came[-1] if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+        self.say(f"{escape(doing)}: {escape(came[-1]) if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]")
 
     def say(self, sentence: str) -> None:
         """A line on stderr; where nobody reads it any more, the work goes on all the same."""
