@@ -81,8 +81,8 @@ MARKS = {"last_hour": "page, ", "site_last_hour": ""}
 
 @dataclass
 class Outcome:
-    """What one drill came to. All counts but `records` are to be zero; `well` is seconds from the fault until it is repaired and
-    a batch was committed again."""
+    """What one drill came to. All counts but `records`, which were acknowledged, are to be zero; `well` is seconds from the fault
+    until it is repaired and a batch was committed again."""
 
     drill: str
     well: float
@@ -106,7 +106,7 @@ class Outcome:
     @property
     def held(self) -> bool:
         counts = (self.lost, self.altered, self.doubled, self.unexplained, self.torn, self.unanswered)
-        return not (any(counts) or self.differing or self.failed)
+        return self.records > 0 and not (any(counts) or self.differing or self.failed)
 
 
 class Drill:
@@ -698,6 +698,7 @@ class Drill:
             for reader in readers:
                 reader.join()
         self.torn += sum(count for answer, count in seen.items() if answer not in whole)
+        self.unanswered += not seen
 
     def by_duckdb(self, day: date | None = None) -> tuple[Any, ...]:
         """What a reader finds of the settled day: rows, page views, visitors, and how many rows are settled."""

@@ -183,7 +183,7 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
         sums = [str(sum(one[count] for one in counts)) for count in counts[0]]
         seeds = ", ".join(str(o["seed"]) for o in of[name])
         commits = ", ".join(dict.fromkeys(o["commit"] for o in of[name]))
-        held = "**no**" if any(any(one.values()) for one in counts) else "yes"
+        held = "yes" if all(o["records"] for o in of[name]) and not any(any(one.values()) for one in counts) else "**no**"
         rows.append((name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, held))
     yield from table(("fault", "seed", "commit", "records", *counts_of(run["drills"][0]), "held"), rows)
 

@@ -31,7 +31,7 @@ def drill() -> Iterator[Drill]:
 @pytest.mark.parametrize(
     "wrong",
     [{c: 1} for c in ("lost", "altered", "doubled", "unexplained", "torn", "unanswered")]
-    + [{"differing": {"v": 1}}, {"failed": "x"}],
+    + [{"differing": {"v": 1}}, {"failed": "x"}, {"records": 0}],
 )
 def test_one_thing_wrong_is_not_held(wrong):
     assert WHOLE.held
@@ -85,6 +85,12 @@ def test_answers_that_are_neither_before_nor_after_are_torn_and_those_that_fail_
         assert enough.wait(10)
         still()
     assert (drill.torn, drill.unanswered) == (1, 1)
+
+
+def test_readers_that_were_answered_nothing_have_not_seen_whole_versions(drill):
+    with drill.readers(lambda: ("the same",), rest=60) as still:
+        still()
+    assert (drill.torn, drill.unanswered) == (0, 1)
 
 
 DAY = date(2026, 1, 2)
