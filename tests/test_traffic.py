@@ -1,8 +1,6 @@
 """Page views and unique visitors, said by example: `[` and `)` are a window's edges, `I` is a view."""
 
-import json
-from datetime import UTC, date, datetime, timedelta
-from random import Random
+from datetime import date, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -10,14 +8,12 @@ import pytest
 from tidemark import fold
 from tidemark.functions import how_many
 from tidemark.pipelines.traffic import (
-    PAGE_VIEWS,
     daily_traffic,
     hourly_traffic,
     last_hour,
     last_hour_now,
     page_panes,
     page_quarters,
-    sample_view,
     site_daily_traffic,
     site_hourly_traffic,
     site_last_hour,
@@ -227,16 +223,3 @@ def test_an_hour_that_midnight_cuts_is_whole_and_the_earlier_day_s(spark, view):
         assert found == [[(at("18:00:00"), 2)], []]
     finally:
         spark.conf.set("spark.tidemark.zone", "UTC")
-
-
-# --------------------------------------------------------------------------------------------------------------- sample
-
-
-def test_a_sampled_view_is_accepted_and_drawn_again_by_the_same_seed(spark):
-    noon = datetime(2026, 11, 18, 12, tzinfo=UTC)
-    drawn = [sample_view(Random(seed), noon) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    records = spark.createDataFrame([(json.dumps(e).encode(), n) for n, e in enumerate(drawn)], "value BINARY, offset BIGINT")
-    placed = records.selectExpr("*", "value AS key", "0 AS partition", "TIMESTAMP '2026-11-18 12:00:00Z' AS timestamp")
-    placed = placed.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
-    assert rows(fold.judged(PAGE_VIEWS, placed), "reject") == [(None,)] * 3
