@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from tidemark import fold, kafka, lake, local, model, query, speed
+from tidemark import fold, kafka, lake, local, model, query, settle, speed
 from tidemark.functions import distinct, how_many, pane, position
 from tidemark.model import Catalog, Topic, rollup
 from tidemark.settings import Settings
@@ -76,6 +76,22 @@ class Talk:
         }
         return all(edges.values()) and set(spans) == {p for p, end in ends.items() if end}
 
+    def counted(self, spark: SparkSession) -> int:
+        """How many events the merged rollup has."""
+        minutes = self.catalog.rollups["minutes"]
+        rows = fold.merge(minutes, lake.read(spark, lake.table(self.settings, minutes)))
+        return sum(r["n"] for r in rows.select(how_many("seen").alias("n")).collect())
+
+    def replayed(self, spark: SparkSession) -> int:
+        """How many events it has after a replay from Kafka, which found each record as the log has it and no row otherwise."""
+        said: list[str] = []
+        run = settle.replay(self.settings, self.catalog, "from zero", said.append)
+        compared = run.tables["minutes"]["compare"]
+        assert [compared[what] for what in ("missing", "extra", "changed")] == [0, 0, 0] and compared["rows"] > 0
+        assert f"{self.topic}: read 1 of 1 parts from Kafka in" in " ".join(said)
+        assert all(p.version for p in settle.publish(self.settings, self.catalog, run.id))
+        return self.counted(spark)
+
     def delete(self, upto: dict[int, int]) -> None:
         """What retention does, at once."""
         for future in self.admin.delete_records([TopicPartition(self.topic, p, o) for p, o in upto.items()]).values():
@@ -100,7 +116,9 @@ def transact(producer: Producer, talk: Talk, names: str, kept: bool) -> None:
     producer.commit_transaction(20) if kept else producer.abort_transaction(20)
 
 
-def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_out(house: Homes, run: Any) -> None:
+def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_out(
+    house: Homes, run: Any, spark: SparkSession
+) -> None:
     talk = Talk(house(), "talk_in_transactions", partitions=1, transactional=True)
     producer = transactional(talk)
     for kept, names in ((True, "abc"), (False, "xyz"), (True, "de")):
@@ -117,6 +135,7 @@ def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_ou
     )
     assert (records, rejects, gaps, offsets) == (5, 0, 8, 13)
     assert why == "transaction markers and aborted records"
+    assert talk.replayed(spark) == 5
 
 
 @pytest.mark.long
@@ -253,7 +272,7 @@ def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run
 
 
 @pytest.mark.long
-def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any) -> None:
+def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(house: Homes, run: Any, spark: SparkSession) -> None:
     talk = Talk(house(), "talk_in_lines", format="text")
     lines = [b"to be", b"", b"or not", b"to be", b'{"not": "parsed"}', "être".encode(), b"\xff\xfe"]
     assert kafka.produce(talk.settings, talk.catalog[talk.topic], lines).complete  # type: ignore[arg-type]
@@ -264,18 +283,17 @@ def test_plain_lines_count_by_partition_and_offset_and_a_repeat_counts_again(hou
         [*((line.decode(), None) for line in lines[:-1]), (None, "not UTF-8")], key=lambda r: (r[0] is None, r[0])
     )
     stream.drains()
+    assert (talk.counted(spark), talk.replayed(spark)) == (6, 6)
 
 
 @pytest.mark.long
-def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: Any) -> None:
+def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: SparkSession) -> None:
     talk = Talk(house(), "talk_twice")
     talk.send("a", "a", "b")
     stream = run(talk.settings, talk.arguments)
     stream.until(lambda: sum(n for (n,) in talk.ledger("records")) == 3)
     stream.drains()
-    minutes = talk.catalog.rollups["minutes"]
-    rows = fold.merge(minutes, lake.read(spark, lake.table(talk.settings, minutes)))
-    assert [r["n"] for r in rows.select(how_many("seen").alias("n")).collect()] == [3]
+    assert (talk.counted(spark), talk.replayed(spark)) == (3, 3)
 
 
 @pytest.mark.long
