@@ -1110,6 +1110,32 @@ def test_only_the_newest_publication_of_a_day_is_rolled_back(settings, table):
     assert numbers(table) == [20]
 
 
+def test_a_roll_back_minds_and_takes_out_no_run_of_other_days_and_minds_one_that_had_its_day_open(settings, table):
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    later = stage(table, a_run(settings, "r2", 0, NEXT), rows(20, at=NOON + 24 * HOUR))
+    publish(settings, table, later)
+    later.state, later.tables["panes"] = "published", {"published": datetime.now(UTC).isoformat()}
+    later.open_days = [str(DAY)]
+    lake.save(settings, later)
+    with pytest.raises(LakeError, match=rf"{DAY} of rollups/panes was published again by run r2, after run r1"):
+        roll_back(settings, table, run)
+    later.open_days = []
+    lake.save(settings, later)
+    roll_back(settings, table, run)
+    assert numbers(table) == [1, 20]
+
+
+def test_roll_back_of_what_somebody_has_rewritten_is_refused(settings, table):
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    put(table, 1, 2)
+    DeltaTable(table.path).optimize.compact()
+    with pytest.raises(LakeError, match="what run r1 published in rollups/panes was rewritten by someone else since"):
+        roll_back(settings, table, run)
+    assert numbers(table) == [2, 10]
+
+
 def test_roll_back_refuses_when_a_file_is_gone(settings, table):
     put(table, 0, 1)
     run = published(settings, table, "r1", 0, 10)
