@@ -170,16 +170,18 @@ def clean() -> dict[str, str]:
     return {n: v for n, v in os.environ.items() if not n.startswith("AIRFLOW_") and n != "PYTHONDONTWRITEBYTECODE"}
 
 
-def bring_up(settings: Settings, patience: float = 120) -> None:
+def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, patience: float = 120) -> None:
     """Start what of Airflow does not run, and return once all four components are healthy.
 
-    Its database is made or migrated first, its pools are set. Raises `AirflowFailed`, `PortBusy`, `JavaMissing`.
+    Its database is made or migrated first, its pools are set. `say` is told of each step, and ends all by raising.
+    Raises `AirflowFailed`, `PortBusy`, `JavaMissing`.
     """
     session.one_java()
     if not local.running(settings, "airflow-api"):
         local.refuse_busy("127.0.0.1", settings.airflow_port, "TIDEMARK_AIRFLOW_PORT")
     passwords(settings)
     if any(not local.running(settings, name) for name in COMPONENTS):
+        say("database")
         prepare(settings)
     began = datetime.now(UTC)
     for name in COMPONENTS:
