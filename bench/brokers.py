@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bench.world import World, free_ports
+from bench.world import World, free_ports, until
 from tidemark import kafka, local, notify
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
@@ -80,7 +80,8 @@ class ThreeBrokers(World):
             local.format_storage(self.command(node), self.properties(node), self.home / "format.log", cluster)
         for node in NODES:
             self.start_node(node)
-        kafka.wait(self.settings, 60)
+        admin = kafka.connected(self.settings, 60)
+        until(lambda: len(kafka.metadata(self.settings, admin).brokers) == len(NODES), 60)
         kafka.apply(self.settings, [replace(topic, min_insync=2) for topic in [*CATALOG.topics.values(), *notify.TOPICS]])
 
     def write(self, node: int) -> None:
