@@ -327,7 +327,7 @@ class Stream:
         # A topic that is gone, or is another now, ends a query in as many ways as there are moments in a batch.
         topics, lost = list(self.mine.topics), any(mark in text for mark in LOST)
         try:
-            self.refuse_created_again(kafka.topic_ids(self.settings, topics), self.generation)
+            self.refuse_created_again(kafka.topic_ids(self.settings, topics), self.generation.topic_ids)
             if lost:
                 self.refuse_lost(self.lost(self.read_upto(), kafka.offsets(self.settings, topics, "earliest")))
         except (SpeedError, kafka.TopicMissing) as sentence:
@@ -390,10 +390,12 @@ class Stream:
         last = max((seq for seq in entered if seq is not None), default=-1)
         ids = kafka.topic_ids(self.settings, topics)
         if found:
-            self.refuse_created_again(ids, found)
+            self.refuse_created_again(ids, found.topic_ids)
         earliest = kafka.offsets(self.settings, topics, "earliest")
         known = self.known_upto(found, recover)
         moved, taken = self.taken_over(found, known)
+        if moved:
+            self.refuse_created_again(ids, self.ids_read())
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
         late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
         if not found and last >= 0 and not (recover or accept_loss):
@@ -444,10 +446,18 @@ class Stream:
         log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
 
-    def refuse_created_again(self, ids: Mapping[str, str], known: lake.Generation) -> None:
-        """Raises `SpeedError` where one of these topics, by Kafka's own id, is not the one that the stream has read."""
+    def ids_read(self) -> dict[str, str]:
+        """Kafka's own id of each topic as whichever stream began with it last has read it; what was set aside tells too."""
+        found: dict[str, str] = {}
+        for file in sorted(self.settings.checkpoints.glob("*/tidemark.json"), key=lambda file: file.stat().st_mtime_ns):
+            with suppress(ValueError):
+                found |= json.loads(file.read_text())["topic_ids"]
+        return found
+
+    def refuse_created_again(self, ids: Mapping[str, str], known: Mapping[str, str]) -> None:
+        """Raises `SpeedError` where one of these topics, by Kafka's own id, is not the one that was read."""
         for topic, new in ids.items():
-            if new != (read := known.topic_ids.get(topic, new)):
+            if new != (read := known.get(topic, new)):
                 raise SpeedError(
                     f"topic {topic} was deleted and created again (its id is {new}, the stream has read {read}); its "
                     f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
@@ -905,7 +915,8 @@ class Stream:
             read = {name: logs[name].result() for name in judged}
             # Nothing tells the records of a topic that was created again since the last batch but its id.
             self.admin = self.admin or kafka.connected(self.settings)
-            self.refuse_created_again(kafka.topic_ids_held(self.settings, judged, self.admin), self.generation)
+            held_now = kafka.topic_ids_held(self.settings, judged, self.admin)
+            self.refuse_created_again(held_now, self.generation.topic_ids)
             for name, (files, counted) in read.items():
                 counts += self.explained(self.mine.topics[name], counted, offsets[name])
                 lake.append(self.tables[name], batch, files)

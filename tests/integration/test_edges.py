@@ -261,6 +261,27 @@ def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["second", "main"], ids=["another stream", "the same one, which had left it"])
+def test_topic_created_again_is_refused_by_who_takes_it_over(name: str, house: Homes, run: Any) -> None:
+    talk = Talk(house(), f"talk_taken_by_{name}", partitions=1, beside=f"talk_beside_{name}")
+    talk.send("a", "b", "c")
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
+    stream.drains()
+    if name == "main":
+        stream = run(talk.settings, talk.arguments, only=[f"talk_beside_{name}"])
+        stream.until(lambda: local.status(talk.settings)["heartbeat"]["state"] == "running")
+        stream.drains()
+    talk.admin.delete_topics([talk.topic])[talk.topic].result()
+    kafka.apply(talk.settings, talk.catalog.topics.values())
+    talk.send(*"uvwxyz")  # its first three would be taken for those that were read
+    stream = run(talk.settings, talk.arguments, stream=name, only=[talk.topic])
+    stream.ends(1)
+    assert f"topic {talk.topic} was deleted and created again" in stream.said
+    assert talk.names() == ["a", "b", "c"]
+
+
+@pytest.mark.long
 def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_deleted", partitions=1)
     talk.send("a", "b", "c")
