@@ -893,7 +893,9 @@ class Stream:
             judged = {}
             for name in offsets:
                 topic = self.mine.topics[name]
-                rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
+                rows = self.logged(topic, batch)
+                if rows is None:
+                    rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
                 if name in rolled or name not in small:  # somebody else reads them too
                     rows = rows.persist()
                     held.append(rows)
@@ -941,6 +943,23 @@ class Stream:
         self.ended_at = self.ended_at or at
         self.report(batch, counts, started, timings)
         lake.failpoint("done")
+
+    def logged(self, topic: Topic, batch: lake.Batch) -> DataFrame | None:
+        """What the log has of a batch already, as `fold.judged` gives it; None where the batch is not there.
+
+        It was killed behind the log. Kafka may have compacted it since, or a mended schema judge it otherwise: ledger and rollups
+        would then be of something else than what the log has, for ever.
+        """
+        from pyspark.sql import functions as F
+
+        table = self.tables[topic.name]
+        there = table.appended(batch.stream)
+        if there is None or there < batch.hi:
+            return None
+        rows = lake.read(self.spark, table, files=table.files_of(batch.lo, batch.hi, batch.stream))
+        at = F.when(F.col("reject").isNull(), fold.event_time(topic)).alias("event_time")
+        names = [c.name for c in topic.columns]
+        return fold.within_offsets(rows, batch.offsets[topic.name]).select(*names, "kafka", "reject", at, "day")
 
     def lowest(self, name: str, files: Sequence[Any]) -> datetime | None:
         """The earliest time that files bring to a table; the beginning where they do not say, None without files."""
