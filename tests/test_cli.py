@@ -725,6 +725,13 @@ def test_screen_shows_the_newest_mark_and_its_pages(config):
     assert sight.pages == (("/b", 3, 2), ("/a", 1, 1))
 
 
+def test_screen_names_the_table_whose_log_is_damaged(run, config):
+    write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE)
+    max((config.lake_path / "views/site_last_hour/_delta_log").glob("*.json")).write_text("{")
+    ended = run("watch", "--seconds", "0.1")
+    assert ended.exit_code == 1 and "tidemark: table views/site_last_hour: its log entry" in ended.stderr
+
+
 def test_screen_moves_with_a_new_commit_and_reads_only_files_that_reach_the_trail(config):
     look = watch.Look(config, CATALOG)
     assert look.now().mark is None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -54,25 +53,22 @@ class Sight:
 class Newest:
     """The newest rows of one view, read again only when its table has a new version, and only from the files with them."""
 
-    def __init__(self, path: Path, time: str, back: timedelta) -> None:
-        self.path, self.time, self.back = path, time, back
+    def __init__(self, table: lake.Table, back: timedelta) -> None:
+        self.table, self.time, self.back = table, table.time or "day", back
         self.version = -1
         self.found: list[dict[str, Any]] = []
-        self.table: DeltaTable | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows within `back` of the newest, which are included, oldest first; none while there is no table."""
-        from deltalake import DeltaTable
+        """The rows within `back` of the newest, which are included, oldest first; none while there is no table.
 
-        if self.table is None:
-            if not any((self.path / "_delta_log").glob("*.json")):
-                return []
-            self.table = DeltaTable(self.path)
-        else:
-            self.table.update_incremental()
-        if self.table.version() != self.version:
-            self.found = self.read(self.table)
-            self.version = self.table.version()
+        Raises `LakeError` where its Delta log is damaged.
+        """
+        if not any((self.table.path / "_delta_log").glob("*.json")):
+            return []
+        newest = self.table.delta()
+        if newest.version() != self.version:
+            self.found = self.read(newest)
+            self.version = newest.version()
         return self.found
 
     def read(self, table: DeltaTable) -> list[dict[str, Any]]:
@@ -96,11 +92,10 @@ class Look:
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self.settings, self.catalog = settings, catalog
-        views = settings.lake_path / "views"
-        site, pages, days = (views / name for name in VIEWS)
-        self.site = Newest(site, "mark", TRAIL)
-        self.pages = Newest(pages, "mark", timedelta())
-        self.days = Newest(days, "day", timedelta(days=6))
+        site, pages, days = (f"views/{name}" for name in VIEWS)
+        self.site = Newest(lake.Table(settings.lake_path, site, "mark"), TRAIL)
+        self.pages = Newest(lake.Table(settings.lake_path, pages, "mark"), timedelta())
+        self.days = Newest(lake.Table(settings.lake_path, days, "day"), timedelta(days=6))
 
     def now(self) -> Sight:
         pages = sorted(self.pages.rows(), key=lambda row: (-row["pv"], row["page"]))
