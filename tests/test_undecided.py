@@ -268,6 +268,17 @@ APART = Catalog({"clicks": CLICKS}, {"minutes": minutes}, {"hours": replace(hour
 """Two tables of which neither reads the other."""
 
 
+def test_night_is_taken_back_though_a_replay_of_a_view_alone_was_published_since_to_which_the_day_was_not_over(lived):
+    waits = staged(lived, "replay-1", "replay", 3, (BEFORE,), 20, open_days=[str(YESTERDAY)])
+    del waits.tables["minutes"]
+    lake.save(lived, waits)
+    seen, night = read(lived), staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    settle.publish(lived, CATALOG, night.id)
+    settle.publish(lived, CATALOG, waits.id)
+    settle.rollback(lived, CATALOG, night.id, "a mistake")
+    assert read(lived) == {**seen, "hours": {**seen["hours"], BEFORE: [20]}}
+
+
 def test_two_publications_of_one_run_leave_the_marks_of_both(lived):
     run, go = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), threading.Barrier(2)
 

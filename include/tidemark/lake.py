@@ -1195,7 +1195,8 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
     note = replaced_note(settings, run.id, table)
     back = [(path, date.fromisoformat(day)) for path, day in json.loads(note.read_text())] if note.exists() else []
     for other in runs(settings):
-        again = days & {date.fromisoformat(d) for d in (*other.days, *other.open_days)}
+        open_days = other.open_days if table.name.startswith("rollups/") else []
+        again = days & {date.fromisoformat(d) for d in (*other.days, *open_days)}
         since = other.tables.get(name, {}).get("published", "")
         if other.id != run.id and again and since > run.tables[name].get("published", ""):
             raise LakeError(
