@@ -37,7 +37,7 @@ def publish_over() -> None:
         settings, over = Settings(), params["checks"]
         try:
             done = settle.publish(settings, CATALOG, params["run"], over=over, reason=params["reason"])
-        except (KeyError, settle.SettleError) as error:
+        except (KeyError, settle.SettleError, lake.LakeError) as error:
             raise Refused(error.args[0]) from None
         run, published = lake.run_of(settings, params["run"]), [p.table for p in done if p.version is not None]
         held = []

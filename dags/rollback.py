@@ -31,12 +31,12 @@ def rollback() -> None:
 
     @task
     def take_back(params: dict[str, Any]) -> list[str]:
-        from tidemark import settle
+        from tidemark import lake, settle
         from tidemark.pipelines import CATALOG
 
         try:
             return [p.table for p in settle.rollback(Settings(), CATALOG, params["run"], params["reason"])]
-        except (KeyError, settle.SettleError) as error:
+        except (KeyError, settle.SettleError, lake.LakeError) as error:
             raise Refused(error.args[0]) from None
 
     take_back()

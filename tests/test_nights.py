@@ -47,7 +47,8 @@ def database(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytes
 def stage(table: Table, run: str, days: Sequence[date]) -> None:
     """Rows of a table, one a day, as a run has staged them."""
     table.path.mkdir(parents=True, exist_ok=True)
-    DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
+    schema = Schema.from_arrow(COLUMNS)
+    DeltaTable.create(table.path, schema, mode="ignore", partition_by=["day"], configuration=lake.CONFIGURATION)
     rows = pa.Table.from_pylist([{"pv": 7, "day": day} for day in days], COLUMNS)
     write_deltalake(lake.staging(table, run), rows, partition_by=["day"])
 
@@ -168,6 +169,14 @@ def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_
 
 
 @pytest.mark.long
+def test_a_gate_that_is_marked_a_success_publishes_nothing_and_the_publication_says_why(night: Callable[..., Night]) -> None:
+    marked = night("site_hourly_traffic")
+    [ended] = Ended(marked.settings, ("nightly", {"day": str(DAY)}, "wait|days|settle|each.gate")).runs
+    assert {t for t, state in ended["tasks"].items() if state == "failed"} == {"each.publish[site_hourly_traffic]"}
+    assert published(marked.settings) == set(STAGED) - {"site_hourly_traffic"}
+
+
+@pytest.mark.long
 def test_a_night_whose_run_was_rolled_back_meanwhile_publishes_nothing(night: Callable[..., Night]) -> None:
     taken = night()
     taken.run.state, taken.run.note = "rolled back", "a mistake"
@@ -219,6 +228,19 @@ def test_a_form_that_asks_for_what_cannot_be_is_told_to_nobody_but_who_filled_it
 
     tell.task_failed({"ti": None, "exception": refused.value})
     assert told(settings) == []
+
+
+@pytest.mark.parametrize(("dag", "name"), [("rollback", "take_back"), ("publish_over", "publish")])
+def test_a_form_for_a_run_that_a_newer_one_has_followed_is_told_to_nobody_either(
+    settings: Settings, task: Callable[[str, str], Any], dag: str, name: str
+) -> None:
+    older = recorded(settings, "settle-1", "settle", "site_hourly_traffic")
+    settle.publish(settings, CATALOG, older.id)
+    settle.publish(settings, CATALOG, recorded(settings, "settle-2", "settle").id)
+    import tell
+
+    with pytest.raises(tell.Refused, match="was published .*by run settle-2"):
+        task(dag, name)({"run": older.id, "checks": [CHECK], "reason": "a holiday"})
 
 
 @pytest.mark.long
