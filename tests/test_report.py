@@ -253,6 +253,15 @@ def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, f
     assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
 
 
+def test_a_run_that_was_killed_is_not_at_work_any_more(settings):
+    publish(settings, "old", {DAY: {"/": [30]}})
+    save(settings, "new", [DAY], 1, state="running")
+    assert engine.stands(settings, CATALOG, DAY).state == "being settled"
+    record = settings.lake_path / "runs/new.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"touched": "2024-11-21T00:00:00+00:00"}))
+    assert engine.stands(settings, CATALOG, DAY).says == "Settled by run old: the night."
+
+
 NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE}), {"hourly_traffic": DONE}
 
 

@@ -253,7 +253,8 @@ def length(span: timedelta | None) -> str:
 
 def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     """How a day stands, by the records of runs; of each table by that of the newest run which has computed it."""
-    runs = [r for r in lake.runs(settings) if str(day) in r.days and r.state != "dropped"]
+    # One that runs and of which nobody has heard for a day was killed.
+    runs = [r for r in lake.runs(settings) if str(day) in r.days and (r.undecided or r.state not in ("dropped", "running"))]
     settle = f'`tidemark settle --day {day} --reason "…"`, then `tidemark publish` with the name that it prints'
     click = f"or in Airflow: DAG `nightly`, the run of {day}, Clear"
     if not runs:
