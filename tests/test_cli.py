@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -605,6 +606,14 @@ def test_file_is_produced_line_by_line_as_it_stands(run, tmp_path, monkeypatch, 
     assert (ended.exit_code, ended.stdout) == (code, f"{taken} delivered, {2 - taken} failed\n")
     assert sent == [("page_views", lines, 10)]
     assert ended.stderr.strip() == ("" if taken == 2 else "tidemark: page_views: the broker said no")
+
+
+def test_pipe_is_produced_as_a_file_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    given = kafka.from_file(CATALOG.topics["page_views"], tmp_path / "pipe")
+    with ThreadPoolExecutor() as beside:
+        beside.submit((tmp_path / "pipe").write_text, '{"event_id": "e1"}\n')
+        assert list(given) == [b'{"event_id": "e1"}']
 
 
 def test_of_several_topics_one_that_cannot_be_sent_to_ends_the_others(run, monkeypatch):

@@ -504,7 +504,7 @@ def topics_list(json_: AsJson = False) -> None:
 @app.command()
 def produce(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="A topic that a pipeline declares; several by sample.")],
-    file: Annotated[Path | None, typer.Option(help="JSONL: an event on each line, sent as it stands.")] = None,
+    file: Annotated[Path | None, typer.Option(help="JSONL: an event on each line, sent as it stands; /dev/stdin too.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Events drawn by the topic's own sample.")] = False,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second; as fast as it goes unless said.")] = None,
     burst: Annotated[float, typer.Option(min=0, help="With --rate: send the events of so many seconds at once.")] = 0,

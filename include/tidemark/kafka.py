@@ -975,8 +975,8 @@ class Connection:
 
 
 def from_file(topic: Topic, path: Path) -> Iterator[bytes]:
-    """The lines of a file, as they are; of JSON, blank ones are left out. Raises `FileNotFoundError` at once."""
-    if not path.is_file():
+    """The lines of a file or a pipe, as they are; of JSON, blank ones are left out. Raises `FileNotFoundError` at once."""
+    if not path.exists() or path.is_dir():
         raise FileNotFoundError(f"there is no file {path}; give one with an event in JSON on each line")
     return lines(path, text=topic.format == "text")
 
