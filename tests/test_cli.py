@@ -409,11 +409,11 @@ HEARS = """
 import json, os, pathlib, signal, sys, time
 
 def say(state):
-    pathlib.Path(sys.argv[1]).write_text(json.dumps({"state": state, "pid": os.getpid(), "at": sys.argv[3]}))
+    pathlib.Path(sys.argv[1]).write_text(json.dumps({"state": state, "pid": os.getpid(), "at": sys.argv[3], "error": "no room"}))
 
 def end(*_):
     say(sys.argv[2])
-    if sys.argv[2] == "stopped":
+    if sys.argv[2] != "running":
         os._exit(0)
 
 signal.signal(signal.SIGTERM, end)
@@ -427,6 +427,7 @@ while True:
     ("heard", "patience", "says", "ended"),
     [
         ("stopped", 60, "stream main: drained", True),
+        ("failed", 60, "stream main: failed while it drained: no room; what it was at is done again at the next start", False),
         ("running", 1, "stream main: killed, as it had not drained after 1 s; what it was at is done again", False),
     ],
 )

@@ -397,7 +397,7 @@ def home(config: Settings) -> dict[str, str]:
 def down() -> None:
     """End the streams, each between two batches, then the broker that `tidemark up` started. Nothing is lost.
 
-    A stream may take three minutes to drain. Exit code 1 when one did not, and so was killed or runs on.
+    A stream may take three minutes to drain. Exit code 1 when one did not, and so failed, was killed or runs on.
     """
     if not bring_down(settings(), Steps()):
         raise typer.Exit(FAILED)
@@ -421,9 +421,12 @@ def bring_down(config: Settings, steps: Steps, patience: float = DRAINING) -> bo
 
     def drain(stream: str) -> str:
         if local.stop(config, f"speed-{stream}", patience=patience):
-            if local.status(config, stream).get("heartbeat", {}).get("state") not in local.ALIVE:
+            beat = local.status(config, stream).get("heartbeat", {})
+            if (state := beat.get("state")) not in (*local.ALIVE, "failed"):
                 return "drained"
-            return f"killed, as it had not drained after {patience:g} s; what it was at is done again at the next start"
+            killed = f"killed, as it had not drained after {patience:g} s"
+            how = f"failed while it drained: {beat['error']}" if state == "failed" else killed
+            return f"{how}; what it was at is done again at the next start"
         if not local.beats(config, stream):
             return "does not run"
         (config.state / stream / "stop").touch()
