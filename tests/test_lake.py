@@ -739,13 +739,14 @@ def test_a_large_file_is_not_rewritten_for_a_few_small_ones():
     assert lake.alike([file(lake.LARGEST_MERGED)]) == []
 
 
-def test_a_merge_of_files_that_a_publication_took_does_nothing(settings, table):
+@pytest.mark.parametrize(("pin", "left"), [(1, [10]), (0, [2, 10])], ids=["all of them", "one of them"])
+def test_a_merge_of_files_that_a_publication_took_does_nothing(settings, table, pin, left):
     put(table, 0, 1), put(table, 1, 2)
     chosen = table.files()
-    publish(settings, table, stage(table, a_run(settings, "r1", 1), rows(10)))
+    publish(settings, table, stage(table, a_run(settings, "r1", pin), rows(10)))
     merged = lake.write_arrow(table, "live/main-0-1-merged", rows(1, 2))
     assert lake.swap(table, chosen, merged, {}) is None
-    assert numbers(table) == [10]
+    assert numbers(table) == left
 
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
@@ -776,6 +777,15 @@ def test_what_neither_history_nor_an_undecided_run_names_is_swept(settings, litt
     assert sorted(f.name.split("-")[0] for f in gone) == ["failed", "orphan"]
     assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
     assert numbers(littered) == [2, 6]
+
+
+@pytest.mark.parametrize(("name", "swept"), [("log/clicks", ["published"]), ("rollups/clicks", [])])
+def test_what_was_staged_of_a_log_is_swept_once_its_run_is_decided_since_no_log_is_published(settings, name, swept):
+    table = Table(settings.lake_path, name, "pane")
+    table.create(SCHEMA)
+    for state in ("staged", "published"):
+        stage(table, a_run(settings, state, 0, state=state), rows(1))
+    assert [f.name for f in lake.sweep(settings, [table], now=datetime.now(UTC) + TOMORROW)] == swept
 
 
 def test_nothing_young_is_swept(settings, littered):
