@@ -1318,10 +1318,3 @@ def test_table_is_held_back_by_its_own_gate_and_those_of_what_it_reads_unless_a_
     run = a_run(settings, "r1", 12)
     run.tables = tables
     assert run.held_back("hours") == (("why",) if held else ())
-
-
-def test_blocked_table_of_a_run_that_does_not_say_what_it_reads_is_held_back(settings):
-    tables = {"hours": {"gate": "blocked", "reasons": ["why"]}, "panes": {"gate": "failed", "forced": {"checks": ["a"]}}}
-    run = a_run(settings, "r1", 12)
-    run.tables = tables
-    assert run.held_back("hours") == ("why",)

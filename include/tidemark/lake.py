@@ -884,16 +884,11 @@ class Run:
         return self.state == "staged" or (resumable and young)
 
     def held_back(self, name: str) -> tuple[str, ...]:
-        """Why a table is not published: its own gate, or that of something it reads; empty where nothing holds it.
-
-        `reads` of a table names what of the run it looks at, however far. A run that was staged before there was such a list
-        holds back what its gate calls blocked.
-        """
-        said = self.tables[name]
-        return tuple(said["reasons"]) if self.failing(name) or (said["gate"] == "blocked" and "reads" not in said) else ()
+        """Why a table is not published: its own gate, or that of something it reads; empty where nothing holds it."""
+        return tuple(self.tables[name]["reasons"]) if self.failing(name) else ()
 
     def failing(self, name: str) -> list[dict[str, Any]]:
-        """What was said of the table and of those it reads whose gate failed, and that nobody has published over it."""
+        """What was said of the table, and of those it `reads`, however far, whose gate failed and was not published over."""
         read = (self.tables[n] for n in (name, *self.tables[name].get("reads", ())) if n in self.tables)
         return [t for t in read if t["gate"] == "failed" and not t.get("forced")]
 
