@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psutil
@@ -271,8 +270,6 @@ def recorded(settings: Settings, name: str) -> Process | None:
         found = json.loads((settings.state / "processes" / f"{name}.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
-    if "boot" not in found:  # written by a version before
-        found |= {"created": found["created"] - psutil.boot_time(), "boot": boot()}
     return Process(found["name"], found["pid"], found["created"], found["boot"], tuple(found["argv"]), Path(found["log"]))
 
 
@@ -618,5 +615,5 @@ class Lease:
         self.path.write_text(str(os.getpid()))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.lock.release()
