@@ -174,6 +174,14 @@ def test_older_run_says_what_to_do_instead(lived, kind, newer, way, pin):
         settle.publish(lived, CATALOG, "older")
 
 
+def test_older_run_of_several_days_says_all_of_them_for_none_of_it_is_published(lived):
+    staged(lived, "older", "settle", 3, (BEFORE, YESTERDAY), 20)
+    staged(lived, "newer", "settle", 4, (YESTERDAY,), 30)
+    settle.publish(lived, CATALOG, "newer")
+    with pytest.raises(lake.LakeError, match=rf"settle again: tidemark settle --day {BEFORE} --day {YESTERDAY}$"):
+        settle.publish(lived, CATALOG, "older")
+
+
 def test_nothing_is_pinned_while_the_checkpoint_of_a_stream_is_lost(settings, monkeypatch):
     ledger = lake.ledger(settings)
     ledger.create(StructType().add("stream", "string").add("day", "date"))

@@ -898,6 +898,13 @@ class Run:
         mine, theirs = self.pins.get(stream), other.pins.get(stream)
         return bool(mine and theirs and (theirs.seq, other.created) > (mine.seq, self.created))
 
+    @property
+    def anew(self) -> str:
+        """The commands that compute all its days again: of a run that is refused none is published."""
+        if self.kind == "replay":
+            return f"tidemark drop {self.id}, tidemark replay" if self.undecided else "tidemark replay"
+        return f"tidemark settle {' '.join(f'--day {day}' for day in self.days)}"
+
     def days_of(self, declared: Declared) -> list[date]:
         """The days of a table that the run computes: of a rollup also those that are not over."""
         more = self.open_days if isinstance(declared, Rollup) else []
@@ -1124,7 +1131,7 @@ def publish(
                     raise LakeError(
                         f"run {run.id} has read stream {stream} up to batch {pin.seq}, but {file.day} of {table.name} "
                         f"was published by run {other.id} with batch {other.pins[stream].seq}; "
-                        f"settle again: tidemark settle --day {file.day}"
+                        f"settle again: {run.anew}"
                     )
             return True
         if whole_days:
@@ -1136,14 +1143,14 @@ def publish(
             if int(found["hi"]) > pin_of.seq:
                 raise LakeError(
                     f"file {file.path} of {table.name} holds batches on both sides of the pin {pin_of.seq} of run {run.id}; "
-                    f"settle the day again: tidemark settle --day {file.day}"
+                    f"settle the day again: {run.anew}"
                 )
             return True
         if all(file.modified < datetime.fromisoformat(p.taken).timestamp() * 1000 for p in pins.values()):
             return True
         raise LakeError(
             f"file {file.path} of {table.name} was written by someone else after the pin of run {run.id}; "
-            f"settle the day again: tidemark settle --day {file.day}"
+            f"settle the day again: {run.anew}"
         )
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
@@ -1204,13 +1211,13 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
     if theirs and not {unquote(a.path) for a in staged(table, run.id)} <= held:
         raise LakeError(
             f"what run {run.id} published in {table.name} was rewritten by someone else since, {theirs[0]} the first of it, and "
-            f"would stay beside what comes back. Settle the days again: tidemark settle --day {min(days)}"
+            f"would stay beside what comes back. Settle the days again: {run.anew}"
         )
     lost = [path for path, _ in back if not (table.path / path).exists()]
     if lost:
         raise LakeError(
             f"{len(lost)} files that run {run.id} replaced in {table.name} are deleted, {lost[0]} the first of them; "
-            f"what was there before cannot come back. Settle the days again: tidemark settle --day {min(days)}"
+            f"what was there before cannot come back. Settle the days again: {run.anew}"
         )
     return back
 

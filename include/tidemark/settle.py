@@ -1367,7 +1367,7 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     Nor is it published without those days: what the newer run computed of them may rest on what this one replaces, and
     nobody was shown the two beside each other.
     """
-    newer: list[tuple[Run, date, str]] = []
+    newer: list[tuple[Run, str]] = []
     for other in sorted(lake.runs(settings), key=lambda r: r.published or ""):
         for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():
             if other.id == run.id or run.tables[name].get("published") or not other.tables[name].get("published"):
@@ -1379,11 +1379,10 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
                         f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
                         f"was published by run {other.id} with batch {pin.seq}"
                     )
-                    newer.append((other, min(both), said))
+                    newer.append((other, said))
     if newer:
-        _, day, said = newer[0]
-        again = f"settle again: tidemark settle --day {day}"
-        raise lake.LakeError(f"{said}; {way_back(run, [other for other, *_ in newer]) if run.kind == 'replay' else again}")
+        way = way_back(run, [other for other, _ in newer]) if run.kind == "replay" else f"settle again: {run.anew}"
+        raise lake.LakeError(f"{newer[0][1]}; {way}")
 
 
 def way_back(run: Run, newer: Sequence[Run]) -> str:
