@@ -239,6 +239,16 @@ def test_person_s_word_over_one_of_two_failed_checks_is_refused(lived):
     assert read(lived)["hours"][YESTERDAY] == [30]
 
 
+def test_person_s_word_over_a_failed_check_publishes_nothing_over_one_that_could_not_be_asked(lived):
+    run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
+    run.tables["hours"]["reasons"].append("n at most 9 could not be asked")
+    lake.save(lived, run)
+    settle.publish(lived, CATALOG, run.id, only=["minutes"])
+    with pytest.raises(settle.SettleError, match=r"nothing of run night-1 is published over n at least 1\. hours is held"):
+        settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    assert read(lived)["hours"] == seen["hours"]
+
+
 def test_run_of_which_every_table_is_held_back_waits_after_a_publication_as_before(lived):
     run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
     for said in run.tables.values():
@@ -287,6 +297,14 @@ def test_night_is_taken_back_though_a_replay_of_a_view_alone_was_published_since
     assert read(lived) == {**seen, "hours": {**seen["hours"], BEFORE: [20]}}
 
 
+def test_publishing_again_what_a_newer_run_has_replaced_does_nothing(lived):
+    for name, seq, first in (("night-1", 3, 30), ("night-2", 4, 40)):
+        settle.publish(lived, CATALOG, staged(lived, name, "settle", seq, (YESTERDAY,), first).id)
+    seen = read(lived)
+    assert [p.version for p in settle.publish(lived, CATALOG, "night-1")] == [None, None]
+    assert read(lived) == seen
+
+
 def test_two_publications_of_one_run_leave_the_marks_of_both(lived):
     run, go = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), threading.Barrier(2)
 
@@ -297,6 +315,18 @@ def test_two_publications_of_one_run_leave_the_marks_of_both(lived):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(publish, ("minutes", "hours")))
     assert all(said.get("published") for said in lake.run_of(lived, run.id).tables.values())
+
+
+def test_roll_back_of_which_one_table_cannot_go_back_takes_none_back(lived):
+    run, minutes_ = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.table(lived, minutes)
+    replaced = [f for f in minutes_.files() if f.day == YESTERDAY]
+    settle.publish(lived, CATALOG, run.id)
+    seen = read(lived)
+    for file in replaced:
+        (minutes_.path / file.path).unlink()
+    with pytest.raises(lake.LakeError, match="3 files that run night-1 replaced in rollups/minutes are deleted"):
+        settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "published")
 
 
 def killed(settings: Any, moment: str) -> None:
