@@ -187,6 +187,7 @@ def test_live_view_that_this_stream_never_computed_has_today_though_its_table_is
     stream: Any = object.__new__(speed.Stream)
     stream.name, stream.catalog, stream.settings, stream.state = "main", CATALOG, settings, settings.state
     stream.computed, stream.ended_at, stream.remembering = {}, None, threading.Lock()
+    stream.generation = lake.Generation(1, 0, {}, {})
     stream.live_views = lambda: [v for v in CATALOG.views.values() if v.refresh]
     stream.metrics = SimpleNamespace(committed=lambda _: None)
     made = SimpleNamespace(metadata=lambda: SimpleNamespace(created_time=0))
@@ -194,7 +195,7 @@ def test_live_view_that_this_stream_never_computed_has_today_though_its_table_is
     before = {v.name: END for v in stream.live_views() if v.name not in ("hourly_traffic", "large_transactions")}
     stream.state.mkdir(parents=True)
     (stream.state / "views.json").write_text(json.dumps({name: str(at) for name, at in before.items()}))
-    monkeypatch.setattr(lake, "newest_batch", lambda *_: [{"stream_time": END, "finished_at": END}])
+    monkeypatch.setattr(lake, "newest_batch", lambda *_: [{"seq": 7, "stream_time": END, "finished_at": END}])
     stream.remember_time()
     assert stream.computed == before | {"hourly_traffic": TODAY}
 

@@ -705,24 +705,42 @@ class Stream:
             newest = self.ledger.appended(self.name)
             unused = 0 if newest is None else newest + 1
             seq = max(unused, *(self.tables[topic].appended(self.name) or 0 for topic in offsets))
-            self.stream_time = max((c["stream_time"] for c in counts if c.get("stream_time")), default=None)
+            self.stream_time = max(filter(None, (self.come_to({}), *(c.get("stream_time") for c in counts))), default=None)
             log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
             self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation, self.stream_time)
         return done
 
     def remember_time(self) -> None:
-        rows = lake.newest_batch(self.settings, self.name)
-        if not rows:  # what was taken over has come so far
-            rows = [r for stream in self.generation.taken for r in lake.newest_batch(self.settings, stream)]
-        self.stream_time = self.ended_at = max((r["stream_time"] for r in rows if r["stream_time"]), default=None)
-        if rows and (path := self.state / "views.json").is_file():  # of another lake it says nothing
-            written = path.stat().st_mtime
-            with suppress(ValueError):  # a power cut may have emptied it
-                self.computed = {view: datetime.fromisoformat(at) for view, at in json.loads(path.read_text()).items()}
+        rows, others = lake.newest_batch(self.settings, self.name), self.generation.taken
+        if rows and rows[0]["seq"] >= self.generation.base:  # it has read on since it took over what others had
+            others, come = {}, rows[0]["stream_time"]
+        else:  # Spark begins a generation by a batch of nothing, where nothing has come
+            come = self.come_to(others) if others or self.ledger.appended(self.name) is not None else None
+            rows = rows or [r for stream in others for r in lake.newest_batch(self.settings, stream)]
+        self.stream_time = self.ended_at = come
+        states = (*(self.settings.state / other for other in others), self.state)
+        told = [file for state in states if (file := state / "views.json").is_file()]
+        if come and told:  # of another lake they say nothing
+            written = told[-1].stat().st_mtime
+            for path in told:
+                with suppress(ValueError):  # a power cut may have emptied it
+                    for view, at in json.loads(path.read_text()).items():
+                        self.computed[view] = max(datetime.fromisoformat(at), self.computed.get(view, EARLIEST))
             # A table that was made since is new, or the one before it was moved away. That of a new view may be of a night.
             made = {v.name: self.tables[v.name].delta().metadata().created_time or 0 for v in self.live_views()}
             self.look_back({v: self.today() for v, at in made.items() if at / 1000 > written or v not in self.computed})
         self.metrics.committed(rows[0]["finished_at"] if rows else self.began)
+
+    def come_to(self, taken: Mapping[str, int]) -> datetime | None:
+        """The latest stream time of this stream, and of others up to the batches by which it took topics from them."""
+        from pyspark.sql import functions as F
+
+        stream, seq = F.col("stream"), F.col("seq")
+        come = stream == self.name
+        for other, last in taken.items():
+            come = come | ((stream == other) & (seq <= last))
+        found = lake.read(self.spark, self.ledger).where(come).agg(F.max("stream_time").alias("at"))
+        return found.toArrow()["at"][0].as_py()
 
     def today(self, before: int = 0) -> datetime:
         """When the day of business began that stream time was in at the start, or one so many days before."""

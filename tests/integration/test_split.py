@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from tidemark.settings import Settings
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 NOON = datetime.combine(YESTERDAY, datetime.min.time(), UTC) + timedelta(hours=12)
+LATER = NOON + timedelta(hours=2)
 
 
 def topic(name: str, partitions: int) -> Topic:
@@ -133,7 +135,7 @@ def test_what_a_killed_stream_has_left_of_a_topic_is_entered_under_a_number_that
         if not killed:
             counts = [{"topic": topic, "partition": 0, "records": 1, "rejects": 0, "tombstones": 0, "gaps": 0}]
             stream.name = name
-            stream.write_ledger(batch, counts, NOON, 1, NOON)
+            stream.write_ledger(batch, counts, NOON, 1, LATER if name == "second" else NOON)
     stream.name = "second"
     done = stream.finish_ledger(stream.entered_spans(["one"]), stream.log_spans(["one"]), 1)
     assert done == {"one": {"0": 3}}
@@ -141,6 +143,38 @@ def test_what_a_killed_stream_has_left_of_a_topic_is_entered_under_a_number_that
         (r["topic"], r["stream"], r["seq"]): (r["from_offset"], r["until_offset"]) for r in entered(settings, "main", "second")
     }
     assert told == {("one", "main", 4): (0, 1), ("two", "second", 7): (0, 1), ("one", "second", 8): (1, 3)}
+    assert {r["stream_time"] for r in entered(settings, "second")} == {LATER}  # the killed batch was of events before it
+
+
+#   main      4: one, until 12:00                    8: one, a killed batch of rejects that was entered   9: nothing
+#   second                     7: one, until 14:00                                          9: two, until 18:00
+def test_stream_that_begins_a_generation_is_as_far_as_its_topics_and_their_views_had_come(
+    settings: Settings, spark: SparkSession
+) -> None:
+    stream, hour = object.__new__(speed.Stream), timedelta(hours=1)
+    stream.settings, stream.spark, stream.state = settings, spark, settings.state / "main"
+    stream.ledger, stream.catalog, stream.tables, stream.computed = lake.ledger(settings), declared("one", "two"), {}, {}
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    told = {"topic": "one", "partition": 0, "records": 1, "rejects": 0, "tombstones": 0, "gaps": 0}
+    batches = (
+        ("main", 4, "one", NOON),
+        ("second", 7, "one", LATER),
+        ("main", 8, "one", None),
+        ("second", 9, "two", NOON + 6 * hour),
+    )
+    for n, (name, seq, topic, at) in enumerate(batches):
+        stream.name, batch = name, lake.Batch(name, seq, seq, {topic: {"0": [n, n + 1]}})
+        stream.write_ledger(batch, [told | {"topic": topic}], NOON, 1, at)
+    stream.name = "main"
+    stream.write_ledger(lake.Batch("main", 9, 9), [], NOON, 2, None)
+    for name, at in (("main", NOON), ("second", LATER)):
+        (settings.state / name).mkdir(parents=True)
+        (settings.state / name / "views.json").write_text(json.dumps({"sides": str(at)}))
+    stream.metrics = SimpleNamespace(committed=lambda _: None)  # type: ignore[assignment]
+    for taken, come in (({}, NOON), ({"second": 7}, LATER)):
+        stream.generation = lake.Generation(2, 9, {}, {}, taken)
+        stream.remember_time()
+        assert (stream.stream_time, stream.computed) == (come, {"sides": come})
 
 
 @pytest.mark.long
