@@ -15,14 +15,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import structlog
 from py4j.protocol import Py4JNetworkError
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from tidemark.settings import Settings
 
 log = structlog.get_logger()
+
+Rows = TypeVar("Rows")
 
 # Below this many records of a batch a topic's results come to the driver as Arrow, those of all such topics in one Spark job.
 SMALL = 20_000
@@ -927,7 +929,7 @@ class Stream:
             for one in active:
                 slight = offsets.keys() & {t.name for t in one.topics.values()} <= small
                 rolling[one.name] = writers.submit(timed, timings, one.name, self.write_rollup, one, events, batch, slight)
-            brought = small_enough(together)
+            brought = small_enough(together.result) or {}
             for name in few.keys() - brought.keys():
                 logs[name] = writers.submit(timed, timings, name, self.write_log, self.mine.topics[name], few[name], batch)
             for name, whole in brought.items():
@@ -1019,7 +1021,8 @@ class Stream:
     def write_rollup(self, rollup: Rollup, events: Mapping[str, DataFrame], batch: lake.Batch, small: bool) -> list[Any]:
         frames = {p: events[t.name] if t.name in events else fold.empty(self.spark, t) for p, t in rollup.topics.items()}
         rows, table = fold.roll(rollup, frames), self.tables[rollup.name]
-        return lake.write_arrow(table, batch.folder, rows.toArrow()) if small else lake.write_spark(table, batch.folder, rows)
+        whole = small_enough(rows.toArrow) if small else None
+        return lake.write_spark(table, batch.folder, rows) if whole is None else lake.write_arrow(table, batch.folder, whole)
 
     def explained(
         self, topic: Topic, counted: Sequence[Mapping[str, Any]], offsets: Mapping[str, Sequence[int]]
@@ -1185,15 +1188,15 @@ def merging(declared: Declared) -> Callable[[DataFrame], DataFrame] | None:
     return (lambda rows: fold.merge(declared, rows)) if isinstance(declared, Rollup) else None
 
 
-def small_enough(together: Future[dict[str, pa.Table]]) -> dict[str, pa.Table]:
-    """The rows that come to the driver; none where they are more bytes than it takes, for few records may be large ones."""
+def small_enough(bring: Callable[[], Rows]) -> Rows | None:
+    """What comes to the driver; None where it is more bytes than that takes, for few records may be large ones."""
     try:
-        return together.result()
+        return bring()
     except Exception as error:
         if "spark.driver.maxResultSize" not in str(error):
             raise
         log.info("few records, but large ones: they are written by the executors")
-        return {}
+        return None
 
 
 def timed(timings: dict[str, float], name: str, work: Callable[..., Any], *args: Any) -> Any:

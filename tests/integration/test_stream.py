@@ -237,6 +237,24 @@ def shown(port: int) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
+@pytest.mark.long
+def test_rollup_of_few_rows_but_large_ones_is_written_by_the_executors(settings: Settings, spark: SparkSession) -> None:
+    letters = Topic("letters", "id", 1, "id STRING NOT NULL, text STRING NOT NULL, at TIMESTAMP NOT NULL", "at")
+
+    @rollup(reads={"letters": letters}, key=("id", "at"), time="at", merge={"text": "max"})
+    def texts(letters: DataFrame) -> DataFrame:
+        return letters.groupBy("id", "at").agg(F.max("text").alias("text"))
+
+    # 300 MB, of which the driver takes 256.
+    text = F.repeat(F.lit("x"), F.lit(1_000_000)).alias("text")
+    sent = spark.range(300).select(F.col("id").cast("string").alias("id"), text, F.lit(NOW).alias("at"))
+    stream, table = object.__new__(speed.Stream), lake.table(settings, texts)
+    stream.spark, stream.tables = spark, {"texts": table}
+    table.create(fold.schema_of(fold.roll(texts, {"letters": sent})))
+    files = stream.write_rollup(texts, {"letters": sent}, lake.Batch("main", 0, 0), small=True)
+    assert sum(json.loads(file.stats)["numRecords"] for file in files) == 300
+
+
 # The tests below follow one home through its days, in this order.
 
 
