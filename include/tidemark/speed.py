@@ -194,6 +194,8 @@ class Stream:
         self.stream_time: datetime | None = None
         # The newest batch whose rows are all there.
         self.done = -1
+        # The batch that was begun last: of it, if it is begun again, and of the first one the logs may have the rows.
+        self.begun = -1
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
@@ -450,11 +452,11 @@ class Stream:
 
     def ids_read(self) -> dict[str, str]:
         """Kafka's own id of each topic as whichever stream began with it last has read it; what was set aside tells too."""
-        found: dict[str, str] = {}
-        for file in sorted(self.settings.checkpoints.glob("*/tidemark.json"), key=lambda file: file.stat().st_mtime_ns):
-            with suppress(ValueError):
-                found |= json.loads(file.read_text())["topic_ids"]
-        return found
+        told: list[tuple[int, dict[str, str]]] = []
+        for file in self.settings.checkpoints.glob("*/tidemark.json"):
+            with suppress(OSError, ValueError):  # another stream may set its own aside just now
+                told.append((file.stat().st_mtime_ns, json.loads(file.read_text())["topic_ids"]))
+        return {topic: one for _, ids in sorted(told, key=lambda pair: pair[0]) for topic, one in ids.items()}
 
     def refuse_created_again(self, ids: Mapping[str, str], known: Mapping[str, str]) -> None:
         """Raises `SpeedError` where one of these topics, by Kafka's own id, is not the one that was read."""
@@ -896,6 +898,7 @@ class Stream:
         offsets = {t: parts for t, parts in self.offsets_of(number).items() if parts}
         seq = self.generation.base + number
         batch = lake.Batch(self.name, seq, seq, offsets)
+        again, self.begun = self.begun in (-1, seq), seq
         lake.failpoint("offsets")
         small = {t for t, parts in offsets.items() if sum(u - f for f, u in parts.values()) <= SMALL}
         timings: dict[str, float] = {}
@@ -913,7 +916,7 @@ class Stream:
             judged = {}
             for name in offsets:
                 topic = self.mine.topics[name]
-                rows = self.logged(topic, batch)
+                rows = self.logged(topic, batch) if again else None
                 if rows is None:
                     rows = fold.judged(topic, records.where(records["topic"] == name) if len(self.mine.topics) > 1 else records)
                 if name in rolled or name not in small:  # somebody else reads them too
