@@ -848,9 +848,13 @@ class Stream:
     # ---- the query and its batches
 
     def start_query(self) -> Any:
+        start = self.generation.start
+        if self.checkpoint.newest("offsets") is None:  # Spark wants to be told every partition, those added since too
+            held = kafka.offsets(self.settings, list(self.mine.topics), "earliest")
+            start = {t: {str(p): start.get(t, {}).get(str(p), 0) for p in parts} for t, parts in held.items()}
         options = {
             "subscribe": ",".join(sorted(self.mine.topics)),
-            "startingOffsets": json.dumps(self.generation.start),
+            "startingOffsets": json.dumps(start),
             "maxOffsetsPerTrigger": str(self.settings.batch_records),
             "kafka.request.timeout.ms": "10000",
             "kafka.default.api.timeout.ms": "20000",

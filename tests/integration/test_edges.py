@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -205,6 +206,20 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     [(start, until, why)] = [r for r in talk.ledger("from_offset, until_offset, gap") if r[2]]
     assert (start, until) == (2, 4) and why.startswith("lost: deleted by Kafka before it was read")
     assert {g for (g,) in talk.ledger("generation")} == {1, 2}
+
+
+@pytest.mark.long
+def test_partition_added_between_a_new_generation_and_its_first_batch_is_read(house: Homes, run: Any) -> None:
+    talk = Talk(house(), "talk_that_grows_early", partitions=1)
+    checkpoint = lake.Checkpoint.of(talk.settings, "main").path
+    checkpoint.mkdir(parents=True)
+    killed = lake.Generation(1, 0, {talk.topic: {"0": 0}}, kafka.topic_ids(talk.settings, [talk.topic]))
+    (checkpoint / "tidemark.json").write_text(json.dumps(asdict(killed)))
+    kafka.apply(talk.settings, [declared(talk.topic, partitions=2)[talk.topic]])  # type: ignore[list-item]
+    talk.send(*(f"n{n}" for n in range(20)))
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: len(talk.names()) == 20 and talk.whole())
+    stream.drains()
 
 
 @pytest.mark.long
