@@ -18,7 +18,7 @@ from tidemark.model import Announce, DeclarationError, Live, Topic, catalog, rol
 from tidemark.pipelines import CATALOG, traffic
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
-SECOND, MILLI = timedelta(seconds=1), timedelta(milliseconds=1)
+HOUR, SECOND, MILLI = timedelta(hours=1), timedelta(seconds=1), timedelta(milliseconds=1)
 
 WIDE = Topic(
     "wide",
@@ -287,6 +287,18 @@ def test_an_event_belongs_to_its_own_day_and_a_reject_to_kafkas(spark):
     ]
     days = [r["day"].day for r in judged(spark, WIDE, values)]
     assert days == [17, 18, 18, 17]
+
+
+@pytest.mark.parametrize(("zone", "begins"), [("Europe/Berlin", NOON - 13 * HOUR), ("America/New_York", NOON - 7 * HOUR)])
+def test_an_event_of_a_date_happened_as_that_business_day_began(spark, zone, begins):
+    #   Berlin's 18th begins at 23:00 UTC, New York's at 05:00 UTC: an event of it may come from then on
+    topic = Topic("t", key="born", partitions=1, schema="born DATE NOT NULL", event_time="born")
+    spark.conf.set("spark.tidemark.zone", zone)
+    try:
+        (row,) = judged(spark, topic, [(event(born="2026-11-18"), begins)])
+    finally:
+        spark.conf.set("spark.tidemark.zone", "UTC")
+    assert (row["reject"], row["event_time"], row["day"]) == (None, begins, date(2026, 11, 18))
 
 
 @pytest.fixture

@@ -314,7 +314,10 @@ def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]]) ->
 
 
 def event_time(topic: Topic) -> Expression:
-    own = F.expr(topic.event_time).try_cast("timestamp")
+    """When an event happened; a DATE is the beginning of that business day."""
+    told = F.expr(topic.event_time)
+    at = told.try_cast("timestamp")
+    own = F.when(F.typeof(told) == "date", functions.midnight(at)).otherwise(at)
     return own if not topic.compacted else F.when(tombstone(), F.coalesce(told_time(), "kafka.timestamp")).otherwise(own)
 
 

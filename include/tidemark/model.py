@@ -125,9 +125,10 @@ class Topic:
 
     `schema` is what an accepted record holds; `id` what makes an event itself (a repeat must equal its original): without
     one a record is its partition and offset (`functions.position`), so a repeat counts again. `event_time` is a SQL
-    expression over the schema, or `kafka.timestamp`; where it is null the record is a reject, and where it raises the stream
-    stops: write `try_to_timestamp` and its like. `format="text"` takes each value as a line, into one STRING column.
-    `compacted` and `transactional` topics may have offsets without a record, which the ledger then counts and explains.
+    expression over the schema, or `kafka.timestamp`; a DATE is the beginning of that business day. Where it is null the record
+    is a reject, and where it raises the stream stops: write `try_to_timestamp` and its like.
+    `format="text"` takes each value as a line, into one STRING column. `compacted` and `transactional` topics may have offsets
+    without a record, which the ledger then counts and explains.
     A compacted topic is a table to who reads it, and a stream to who reads its `changes`; a record without a value, a
     tombstone, ends its key. Its event time is its header `event_time` (ISO 8601 with a zone), else Kafka's own timestamp.
     `accept_late` refuses records whose event time is older than that beside Kafka's own timestamp; without it nothing is
