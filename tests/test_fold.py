@@ -686,6 +686,34 @@ def test_a_live_view_of_days_calls_them_day(spark, time, live, wrong):
 
 
 @pytest.mark.parametrize(
+    ("time", "made", "found"),
+    [
+        ("day", "date_trunc('day', at)", "TIMESTAMP"),
+        ("day", "date_format(at, 'yyyy-MM-dd')", "STRING"),
+        ("date", "date_format(at, 'yyyy-MM-dd')", "STRING"),
+        ("hour", "CAST(date_trunc('hour', at) AS TIMESTAMP_NTZ)", "TIMESTAMP_NTZ"),
+    ],
+)
+def test_a_time_that_is_no_instant_and_no_business_day_is_refused(spark, time, made, found):
+    def shown(events):
+        return events.select("page", F.expr(made).alias(time))
+
+    def rolled(views):
+        return views.groupBy("page", F.expr(made).alias(time)).agg(F.max("n").alias("n"))
+
+    declared = [view(reads={"events": WIDE}, key=("page", time), time=time)(shown)]
+    declared += (
+        [rollup(reads={"views": WIDE}, key=("page", time), time=time, merge={"n": "max"})(rolled)] if time != "day" else []
+    )
+    kept = {str(n): d for n, d in enumerate([WIDE, *declared])}
+    said = {d.name: str(s) for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", **kept)]))}
+    for one in declared:
+        owner = f"{type(one).__name__.lower()} {one.name}"
+        wanted = "an instant is a TIMESTAMP, a business day a DATE, of functions.day"
+        assert said[one.name] == f"{owner}: its time {time} is a {found}; {wanted}"
+
+
+@pytest.mark.parametrize(
     ("said", "sentence"),
     [
         (Announce("{page} {pages}"), "view told: announces pages, which it has not; it has page, hour, settled, day"),

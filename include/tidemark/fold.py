@@ -520,9 +520,9 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
             else:
                 handed = {p: handed_in(s, frames[s.name], bounds, bounds) for p, s in declared.reads.items()}
                 whole = answer(declared, declared.function, handed, bounds, settled=False)
-                refuse_dates(declared, whole.schema)
                 refuse_unsayable(declared, whole.schema)
             if not isinstance(declared, Topic):
+                refuse_times(declared, whole.schema)
                 refuse_incomparable(declared, whole.schema)
             schema = schema_of(whole)
             frames[declared.name] = spark.createDataFrame([], schema)  # not `whole`: Spark would analyze its whole past again
@@ -618,10 +618,16 @@ SAYABLE = {
 """A value of each type, to see whether a message can be written of it; of any other type the empty list."""
 
 
-def refuse_dates(view: View, schema: StructType) -> None:
-    """Raises `DeclarationError` for a live view of days under another name: it would be refreshed as one of instants."""
-    if view.refresh and view.time != "day" and schema[view.time].dataType.typeName() == "date":
-        raise DeclarationError(f"view {view.name}: its time {view.time} is a DATE; a live view calls such a column day")
+def refuse_times(declared: Rollup | View, schema: StructType) -> None:
+    """Raises `DeclarationError` for a time that is neither an instant nor a business day, or a live view of days under another
+    name: it would be refreshed as one of instants."""
+    owner, found = f"{type(declared).__name__.lower()} {declared.name}", schema[declared.time].dataType.simpleString().upper()
+    if found == "DATE" and isinstance(declared, View) and declared.refresh and declared.time != "day":
+        raise DeclarationError(f"{owner}: its time {declared.time} is a DATE; a live view calls such a column day")
+    if found != "DATE" and (found != "TIMESTAMP" or declared.time == "day"):
+        raise DeclarationError(
+            f"{owner}: its time {declared.time} is a {found}; an instant is a TIMESTAMP, a business day a DATE, of functions.day"
+        )
 
 
 def refuse_unsayable(view: View, schema: StructType) -> None:
