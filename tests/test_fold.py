@@ -617,6 +617,14 @@ def test_schemas_are_analyzed_once_for_the_same_code(spark, tmp_path, monkeypatc
     assert [(d.name, s) for d, s in fold.remembered_schemas(spark, declared, file)] == analyzed
 
 
+def test_remembered_schemas_say_the_zone_of_now(spark, berlin, tmp_path):
+    file, declared = tmp_path / "schemas.json", catalog([sound_pipeline("n")])
+    for zone in ("UTC", "Europe/Berlin"):
+        spark.conf.set("spark.tidemark.zone", zone)
+        found = {d.name: s for d, s in fold.remembered_schemas(spark, declared, file)}
+        assert found["sound"]["day"].metadata == {"comment": f"the business day, {zone}"}
+
+
 def test_nothing_is_remembered_where_a_declaration_failed_or_where_nothing_can_be_written(spark, tmp_path):
     file = tmp_path / "schemas.json"
     found = {d.name: s for d, s in fold.remembered_schemas(spark, catalog([sound_pipeline("n", "no_such")]), file)}

@@ -568,8 +568,9 @@ def remembered_schemas(spark: SparkSession, catalog: Catalog, file: Path) -> Ite
 
 
 def code_of(catalog: Catalog) -> str:
-    """Changes with whatever the schemas may depend on: Spark, the platform's files, the declarations, what functions enclose."""
-    said = [pyspark.__version__, *(file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")))]
+    """Changes with whatever the schemas may depend on: Spark, the zone, the platform's files, the declarations, what functions
+    enclose."""
+    said = [pyspark.__version__, functions.zone(), *(file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")))]
     said += [fingerprint(declared) for declared in (*catalog.topics.values(), *catalog.derived)]
     said += [repr(inspect.getclosurevars(declared.function).nonlocals) for declared in catalog.derived]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
