@@ -21,6 +21,9 @@ def distinct(column: str | Column) -> Column:
 
     A hash set while it has fewer than 2^26 (67 million) values, hence exact to there, 8 bytes a value, the same bytes in any
     order. The value is prefixed because sketches skip empty strings; nulls are not counted.
+
+    What it counts are texts: several columns are told apart by `F.to_json(F.struct(…))`, for the text of a struct or an array
+    itself may be that of another, as of `("a, b", "c")` and `("a", "b, c")`.
     """
     value = (F.col(column) if isinstance(column, str) else column).cast("string")
     return F.theta_sketch_agg(F.concat(F.lit("="), value), LG_NOMINAL)

@@ -454,7 +454,8 @@ class Said:
 class View:
     """The answer to a question about a period `[start, end)`: plain columns, one row per key.
 
-    Its function gets inputs from `start - lookback` to `end + lookahead`; rows whose `time` lies in the period are kept.
+    Its function gets inputs from `start - lookback` to `end + lookahead`; rows whose `time` lies in the period are kept. Days of
+    these lengths have 24 hours: of seven business days with a clock change, `lookback="7 days"` may lack the first hour.
     A parameter named `period` is handed a one-row frame with the timestamps `start` and `end`.
     """
 
