@@ -32,8 +32,9 @@ RECORDS = pa.schema(
         "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
 )
-# Two business days; in Berlin the second has 25 hours.
-FIRST_DAY, DAYS = date(2026, 10, 24), 2
+DAYS = 2
+FIRST_DAY = {"UTC": date(2026, 10, 24), "Europe/Berlin": date(2026, 10, 24), "Europe/Paris": date(2026, 3, 28)}
+"""Of two business days in each zone. The second has 25 hours in Berlin, and 23 in Paris, whose clocks are Berlin's."""
 SMALL = (timedelta(0), timedelta(0), MICRO, MILLI, 2 * SECOND, 5 * SECOND)
 GRAINS = {"hour": HOUR, "minute": MINUTE, "second": SECOND}
 TOOK = "taken_at"
@@ -74,14 +75,16 @@ class World:
 
 
 def midnights(zone: str) -> list[datetime]:
-    days = [FIRST_DAY + timedelta(days=n) for n in range(DAYS + 1)]
+    days = [FIRST_DAY[zone] + timedelta(days=n) for n in range(DAYS + 1)]
     return [datetime.combine(d, datetime.min.time(), ZoneInfo(zone)).astimezone(UTC) for d in days]
 
 
 @st.composite
 def instants(draw, zone: str, *steps: timedelta) -> datetime:
-    """Around the midnights and the hour that Berlin has twice: a little beside them, or one of `steps` before."""
-    anchors = [*midnights(zone), datetime(2026, 10, 25, 1, tzinfo=UTC), datetime(2026, 10, 25, 0, 0, 5, tzinfo=UTC)]
+    """Around the midnights and the hour that Berlin has twice and Paris leaves out: a little beside them, or one of `steps`
+    before."""
+    clocks_change = datetime.combine(FIRST_DAY[zone] + DAY, datetime.min.time(), UTC) + HOUR
+    anchors = [*midnights(zone), clocks_change, clocks_change - HOUR + 5 * SECOND]
     nudge = draw(st.sampled_from((-1, 1))) * draw(st.sampled_from(SMALL))
     return draw(st.sampled_from(anchors)) + nudge - draw(st.sampled_from((timedelta(0), timedelta(0), *steps)))
 
@@ -93,7 +96,7 @@ def said(at: datetime) -> str:
 
 @st.composite
 def worlds(draw, law: Law) -> World:
-    zone = draw(st.sampled_from(("UTC", "Europe/Berlin")))
+    zone = draw(st.sampled_from(sorted(FIRST_DAY, reverse=True)))
     sent = {}
     for topic in law.catalog.topics.values():
         drawn = [*draw(st.lists(law.events[topic.name](zone), min_size=30, max_size=80)), *law.always(zone).get(topic.name, ())]

@@ -284,7 +284,8 @@ def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(inter
 def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, world, part):
     #   what came so far:   e1 e2 e3           every alarm that was told then
     #   in the end:         e1 e2 e3 e4 e5     is among these, whatever came between
-    whole = midnights("UTC")[0] - timedelta(days=1), midnights("UTC")[-1] + timedelta(days=1)
+    midnight = midnights(world.zone)
+    whole = midnight[0] - timedelta(days=1), midnight[-1] + timedelta(days=1)
     logs = {t.name: log_of(interpreted, t, world.sent[t.name]).persist() for t in LAW.catalog.topics.values()}
     lakes = {
         "so far": Lake({n: log.where(f"kafka.offset % 4 < {part - 1}") for n, log in logs.items()}, {}),
