@@ -249,6 +249,59 @@ def test_a_row_and_a_value_of_a_set_that_are_planted_in_a_rollup_are_found(spark
     assert one.rows == len(staged)
 
 
+@rollup(
+    reads={"clicks": CLICKS},
+    key=("name", "minute"),
+    time="minute",
+    merge={"least": "min", "most": "max", "status": "latest(by=seq)", "seq": "latest(by=seq)"},
+)
+def bids(clicks): ...
+
+
+BIDS = "name STRING, least DECIMAL(18,2), most DECIMAL(18,2), status STRING, seq BIGINT, minute TIMESTAMP"
+TWO = [[("a", "1.00", "2.00", "new", 1), ("b", "5.00", None, None, 1)], [("a", "0.50", "1.00", "paid", 2)]]
+ANN, BOB = ("a", "0.50", "2.00", "paid", 2), ("b", "5.00", None, None, 1)
+"""Two batches of bids, and what they merge to."""
+PLANTED = [
+    ([BOB, ANN], (0, 0, 0)),
+    ([("a", "0.51", "2.00", "paid", 2), BOB], (1, 0, 0)),
+    ([("a", "0.50", "2.01", "paid", 2), BOB], (1, 0, 0)),
+    ([("a", "0.50", "2.00", "new", 2), BOB], (1, 0, 0)),
+    ([("a", "0.50", "2.00", "paid", 3), BOB], (1, 0, 0)),
+    ([ANN, ("b", None, "5.00", None, 1)], (1, 0, 0)),
+    ([ANN, ("b", "5.00", None, "", 1)], (1, 0, 0)),
+    ([("A", *ANN[1:]), BOB], (0, 1, 1)),
+    ([("", *ANN[1:]), (None, *BOB[1:])], (0, 2, 2)),
+    ([ANN], (0, 0, 1)),
+    ([], (0, 0, 2)),
+]
+"""Of a day each: what is staged, and how many rows are changed, missing and extra."""
+
+
+def test_a_cent_a_key_and_a_null_that_are_planted_in_a_rollup_are_found(spark, tmp_path):
+    days = [DAY + timedelta(days=n) for n in range(len(PLANTED))]
+
+    def made(by_day: Sequence[Sequence[tuple[Any, ...]]]) -> Any:
+        told = [
+            (name, *(amount and Decimal(amount) for amount in (least, most)), *rest, at(10, 0, day))
+            for day, rows in zip(days, by_day, strict=True)
+            for name, least, most, *rest in rows
+        ]
+        return fold.with_day(spark.createDataFrame(told, BIDS), "minute")
+
+    settings = Settings(_env_file=None, home=tmp_path)
+    table, staged = lake.table(settings, bids), made([rows for rows, _ in PLANTED])
+    table.create(fold.schema_of(staged))
+    for seq, held in enumerate(TWO):
+        batch = lake.Batch("main", seq, seq)
+        lake.append(table, batch, lake.write_spark(table, batch.folder, made([held] * len(days)).coalesce(1)))
+    lake.stage(table, "new", staged.coalesce(1))
+    run = lake.Run("new", "staged", [str(d) for d in days], "", "", "0", pins={"main": lake.Pin("main", 1, {}, "")})
+    found = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {"bids": bids}, {}), run, ["bids"])
+    assert [one.day for one in found] == days
+    assert [(one.rows, (one.changed, one.missing, one.extra)) for one in found] == [(len(rows), n) for rows, n in PLANTED]
+
+
 AMOUNTS = "hour TIMESTAMP, name STRING, amount DECIMAL(18,2), settled BOOLEAN, day DATE"
 SHOWN = [(at(10), "a", "1.00"), (at(11), None, "2.00"), (at(11), "b", None)]
 
