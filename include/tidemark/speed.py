@@ -22,7 +22,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from py4j.protocol import Py4JNetworkError
@@ -73,7 +73,6 @@ UNHURRIED, YIELDING = timedelta(seconds=10), 5
 # How long live views wait, in seconds, while the stream has more than a full batch still to read: it catches up first.
 PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
-EDGES: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
 # How much of a view with a short way is computed at once by its full way, where it is far behind.
@@ -497,7 +496,8 @@ class Stream:
         newest = [r for r in lake.newest_batch(self.settings, stream) if lo == hi == r["seq"]]  # Spark may try it once more
         batch, files = lake.Batch(stream, lo, hi, fold.spans(newest or rows)), list[Any]()
         if lost:
-            first, end = (kafka.offsets(self.settings, [topic.name], edge)[topic.name] for edge in EDGES)
+            first = kafka.offsets(self.settings, [topic.name], "earliest")[topic.name]
+            end = kafka.offsets(self.settings, [topic.name], "latest")[topic.name]
             ranges = "; ".join(f"partition {p}, offsets {a} to {b - 1}" for p, (a, b) in lost.items())
             refused = (
                 f"table {table.name} lacks records that the ledger has: topic {topic.name}, {ranges}; and Kafka {{}}. Put "
