@@ -869,13 +869,14 @@ class Stream:
             .start()
         )
 
-    def offsets_of(self, number: int, generation: lake.Generation | None = None) -> dict[str, dict[str, list[int]]]:
-        """`{topic: {partition: [from, until]}}` of a batch: `from` is the `until` of the batch before, zero of what is new: Spark
-        takes it up there or not at all."""
+    def offsets_of(self, number: int) -> dict[str, dict[str, list[int]]]:
+        """`{topic: {partition: [from, until]}}` of what a batch brings: `from` is the `until` of the batch before, zero of a new
+        partition: Spark takes it up there or not at all."""
         until = self.checkpoint.offsets(number)
-        before = self.checkpoint.offsets(number - 1) if number > 0 else (generation or self.generation).start
+        before = self.checkpoint.offsets(number - 1) if number > 0 else self.generation.start
         spans = {t: {p: [before.get(t, {}).get(p, 0), u] for p, u in parts.items()} for t, parts in until.items()}
-        return {t: {p: s for p, s in parts.items() if s[1] > s[0]} for t, parts in spans.items()}
+        brought = {t: {p: s for p, s in parts.items() if s[1] > s[0]} for t, parts in spans.items()}
+        return {t: parts for t, parts in brought.items() if parts}
 
     def batch_and_what_it_announces(self, records: DataFrame, number: int) -> None:
         """A micro-batch, and the views that announce: beside each other both would take twice as long, and an alarm waits for
@@ -899,8 +900,7 @@ class Stream:
     def batch(self, records: DataFrame, number: int) -> None:
         """One micro-batch: judge, append to the logs, roll and append, write the ledger. In that order, each once."""
         started = datetime.now(UTC)
-        offsets = {t: parts for t, parts in self.offsets_of(number).items() if parts}
-        seq = self.generation.base + number
+        offsets, seq = self.offsets_of(number), self.generation.base + number
         batch = lake.Batch(self.name, seq, seq, offsets)
         again, self.begun = self.begun in (-1, seq), seq
         lake.failpoint("offsets")
