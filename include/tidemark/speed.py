@@ -1068,16 +1068,7 @@ class Stream:
     ) -> None:
         import pyarrow as pa
 
-        schema = pa.schema(
-            [
-                *((n, pa.string()) for n in ("stream", "topic", "gap")),
-                *((n, pa.int32()) for n in ("generation", "partition")),
-                *((n, pa.int64()) for n in ("seq", "from_offset", "until_offset", "records", "rejects", "tombstones", "gaps")),
-                *((n, pa.timestamp("us", "UTC")) for n in ("stream_time", "started_at", "finished_at")),
-                ("day", pa.date32()),
-            ]
-        )
-        finished = datetime.now(UTC)
+        finished, schema = datetime.now(UTC), pa.schema(self.ledger.delta().schema())
         rows = [
             {
                 **c,
