@@ -107,14 +107,13 @@ def settle(
     reason: str,
     progress: Progress = lambda _: None,
     only: Sequence[str] = (),
-    name: str | None = None,
 ) -> Run:
     """Compute days again from the log up to a pin, stage every rollup and view, judge and compare them; publish nothing.
 
     `days` are business days of the settings' zone, each over and completely read by the stream; they need not follow each
     other. `only` names rollups and views: they and what reads them are computed, not the rest. Returns the run's record
-    with the gate of each table; `name` names the run. Raises `SettleError` for a day that is not over, not read, or no longer
-    in a log that the tables look at, or when no stream has run.
+    with the gate of each table. Raises `SettleError` for a day that is not over, not read, or no longer in a log that the tables
+    look at, or when no stream has run.
     A table whose function raises fails its gate and blocks what reads it; the others go on.
     """
     days = sorted(set(days))
@@ -123,7 +122,7 @@ def settle(
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
         refuse_unread(settings, catalog, days, pins)
-        run = new_run(settings, "settle", days, reason, pins, only=sorted(only), name=name)
+        run = new_run(settings, "settle", days, reason, pins, only=sorted(only))
         run.chunks = chunks_of(settings, catalog, days)
         lake.save(settings, run)
     return work(settings, catalog, run, progress)
