@@ -188,10 +188,10 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     refuse_undecided(settings)
     spark = session.session(settings, "tidemark-rejects")
     days, mended, last = set[date](), set[date](), yesterday(settings)
-    for cut_off in lake.runs(settings):
-        if cut_off.kind == "rejects" and cut_off.state in ("running", "failed"):
-            mended |= {date.fromisoformat(d) for d in cut_off.mended}
-            days |= {date.fromisoformat(d) for d in cut_off.days} | mended
+    cut_off = [r for r in lake.runs(settings) if r.kind == "rejects" and r.state in ("running", "failed")]
+    for former in cut_off:
+        mended |= {date.fromisoformat(d) for d in former.mended}
+        days |= {date.fromisoformat(d) for d in former.days} | mended
     with lake.pinning(settings):
         refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
@@ -222,10 +222,9 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     else:
         run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
         lake.save(settings, run)
-    for cut_off in lake.runs(settings):
-        if cut_off.kind == "rejects" and cut_off.state in ("running", "failed") and cut_off.id != run.id:
-            cut_off.state, cut_off.note = "dropped", f"its days are in run {run.id}"
-            lake.save(settings, cut_off)
+    for former in cut_off:
+        former.state, former.note = "dropped", f"its days are in run {run.id}"
+        lake.save(settings, former)
     return run if over else None
 
 
