@@ -1145,8 +1145,7 @@ class Settling:
         before = [f for f in table.files() if f.path.startswith(f"{folder}/")]
         adds = lake.write_arrow(table, f"{folder}/{uuid.uuid4().hex[:8]}", quality.to_arrow(found))
         lake.swap(table, before, adds, {"run": self.run.id})
-        path = self.settings.lake_path / "runs" / f"{self.run.id}.verdicts"
-        lake.whole_or_nothing(path, quality.to_json(found), kept=True)
+        lake.whole_or_nothing(self.settings.lake_path / "runs" / f"{self.run.id}.verdicts", quality.to_json(found), kept=True)
 
     def beside(self) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period` (a row for each stretch of days that follow each other:
@@ -1234,7 +1233,7 @@ class Settling:
             began = time.monotonic()
             mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run, arrivals)
             found += mine
-            sums = compare.totals(mine).get(declared.name, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
+            sums = compare.totals(mine)[declared.name]
             self.run.tables[declared.name]["compare"] = sums
             self.progress(f"{declared.name}: {in_words(sums)} ({time.monotonic() - began:.1f} s)")
             if count := sums.get("unexplained"):
