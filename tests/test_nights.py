@@ -239,7 +239,7 @@ def test_a_form_for_a_run_that_a_newer_one_has_followed_is_told_to_nobody_either
     settle.publish(settings, CATALOG, recorded(settings, "settle-2", "settle").id)
     import tell
 
-    with pytest.raises(tell.Refused, match="was published .*by run settle-2"):
+    with pytest.raises(tell.Refused, match=r"was published .*by run settle-2"):
         task(dag, name)({"run": older.id, "checks": [CHECK], "reason": "a holiday"})
 
 

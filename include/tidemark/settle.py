@@ -1233,7 +1233,7 @@ class Settling:
             began = time.monotonic()
             mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run, arrivals)
             found += mine
-            sums = compare.totals(mine)[declared.name]
+            sums = compare.totals(mine).get(declared.name, {"rows": 0, "missing": 0, "extra": 0, "changed": 0})
             self.run.tables[declared.name]["compare"] = sums
             self.progress(f"{declared.name}: {in_words(sums)} ({time.monotonic() - began:.1f} s)")
             if count := sums.get("unexplained"):
