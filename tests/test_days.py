@@ -495,6 +495,24 @@ def test_replay_leaves_days_that_a_log_no_longer_holds_as_they_are_and_says_so(
     assert settle.estimate(settings, CHARGES, only, None)[0] == len(run.days)
 
 
+#   prices are read by no stream: it was given up and not taken yet, or its checkpoint is lost
+def test_run_is_refused_that_looks_at_records_of_a_topic_of_which_no_pin_says_how_far_it_is_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ago = kept(settings, monkeypatch, CHARGES, ())
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, {"fees": {"0": 10}}, "")})
+    monkeypatch.setattr(settle, "refuse_unread", lambda *_: None)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    refused = r"no checkpoint says how far topic prices is read, .* tidemark speed --stream main --recover.* other tables: --only"
+    with pytest.raises(settle.SettleError, match=refused):
+        settle.replay(settings, CHARGES, "again")
+    with pytest.raises(settle.SettleError, match=refused):
+        settle.settle(settings, CHARGES, [ago[29]], "again")
+    assert settle.replay(settings, CHARGES, "again", only=["charges"]).days == [str(ago[30]), str(ago[29])]
+    quiet = settle.yesterday(settings)  # what nobody reads any more holds up no night of what is read
+    assert settle.settle(settings, CHARGES, [quiet], "the night").days == [str(quiet)]
+
+
 @pytest.mark.parametrize(("idle", "refused"), [(0, False), (2, True)])
 def test_replay_that_goes_on_after_a_day_refuses_where_a_log_no_longer_holds_its_days(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, idle: int, refused: bool

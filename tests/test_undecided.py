@@ -182,16 +182,6 @@ def test_older_run_of_several_days_says_all_of_them_for_none_of_it_is_published(
         settle.publish(lived, CATALOG, "older")
 
 
-def test_nothing_is_pinned_while_the_checkpoint_of_a_stream_is_lost(settings, monkeypatch):
-    ledger = lake.ledger(settings)
-    ledger.create(StructType().add("stream", "string").add("day", "date"))
-    lake.append(ledger, lake.Batch("main", 0, 0), [])
-    monkeypatch.setattr(lake, "pins", lambda *_: {"alarms": lake.Pin("alarms", 3, {}, "")})
-    lost = "the checkpoint of stream main is lost, .* open a new generation with: tidemark speed --stream main --recover"
-    with pytest.raises(settle.SettleError, match=lost):
-        settle.replay(settings, CATALOG, "to be sure")
-
-
 CHECK = "n at least 1"
 
 

@@ -122,6 +122,7 @@ def settle(
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
         refuse_unread(settings, catalog, days, pins)
+        refuse_unpinned(settings, catalog, readers(catalog, only or catalog.names), days, pins)
         run = new_run(settings, "settle", days, reason, pins, only=sorted(only))
         run.chunks = chunks_of(settings, catalog, days)
         lake.save(settings, run)
@@ -165,6 +166,7 @@ def replay(
         held = [d for d in asked if d >= since]
         if not held:
             raise SettleError("the log holds no day of that span, so there is nothing to replay; list them with: tidemark tables")
+        refuse_unpinned(settings, catalog, [d.name for d in chosen], held, pins)
         over = [d for d in held if d <= yesterday(settings)]
         run = new_run(settings, "replay", over, reason, pins, only=sorted(only), source=source, name=name)
         run.open_days = [str(d) for d in held if d > yesterday(settings)]
@@ -210,6 +212,7 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         if min(days) < since:
             progress(why)
         over = sorted(d for d in days if since <= d <= last)
+        refuse_unpinned(settings, catalog, catalog.names, over, pins)
         run = new_run(settings, "rejects", over, reason, pins)
         run.mended = [str(d) for d in sorted(mended | {d for d in days if d > last})]
         run.chunks = chunks_of(settings, catalog, over)
@@ -366,15 +369,7 @@ def new_run(
 
 
 def pinned(settings: Settings, catalog: Catalog) -> dict[str, lake.Pin]:
-    """The streams' pins. Raises `SettleError` where there are none, and where a stream that the ledger has batches of has lost
-    its checkpoint: all that it has read would be left out."""
-    pins, ledger = lake.pins(settings, catalog.streams), lake.ledger(settings)
-    for stream in catalog.streams:
-        if stream not in pins and ledger.appended(stream) is not None:
-            raise SettleError(
-                f"the checkpoint of stream {stream} is lost, so that nobody knows how far it has read; open a new generation "
-                f"with: tidemark speed --stream {stream} --recover"
-            )
+    pins = lake.pins(settings, catalog.streams)
     if not pins:
         raise SettleError("no stream has committed a batch yet, so there is nothing to settle; start it with: tidemark up")
     return pins
@@ -413,6 +408,21 @@ def refuse_expired(settings: Settings, catalog: Catalog, names: Collection[str],
     since, why = held_from(settings, catalog, names)
     if gone := [d for d in days if d < since]:
         raise SettleError(f"{why}. Leave out {compare.stretch_in_words([str(d) for d in gone])}, or name other tables: --only")
+
+
+def refuse_unpinned(
+    settings: Settings, catalog: Catalog, names: Collection[str], days: Collection[date], pins: Mapping[str, lake.Pin]
+) -> None:
+    """Raises `SettleError` where these tables look at a topic that no pin has, and its log holds records of the days: a run would
+    read none of them, and publish the days without."""
+    for topic in (catalog.topics[name] for name in sorted(needed(catalog, names) & catalog.topics.keys())):
+        log = lake.table(settings, topic)
+        if not lake.upto(pins, topic.name) and log.exists and any(f.day in days for f in log.files()):
+            raise SettleError(
+                f"no checkpoint says how far topic {topic.name} is read, of which the log has records: start the stream that "
+                f"reads it (tidemark up), or where its checkpoint is lost: tidemark speed --stream {topic.stream} --recover. Or "
+                f"name other tables: --only"
+            )
 
 
 def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pins: Mapping[str, lake.Pin]) -> None:
