@@ -170,7 +170,7 @@ def test_stream_that_begins_a_generation_is_as_far_as_its_topics_and_their_views
     for name, at in (("main", NOON), ("second", LATER)):
         (settings.state / name).mkdir(parents=True)
         (settings.state / name / "views.json").write_text(json.dumps({"sides": str(at)}))
-    stream.metrics = SimpleNamespace(committed=lambda _: None)  # type: ignore[assignment]
+    stream.began, stream.metrics = NOON, SimpleNamespace(committed=lambda _: None)  # type: ignore[assignment]
     for taken, come in (({}, NOON), ({"second": 7}, LATER)):
         stream.generation = lake.Generation(2, 9, {}, {}, taken)
         stream.remember_time()
