@@ -187,6 +187,57 @@ def test_the_newest_rows_are_those_of_the_view_that_is_chosen(opened):
     assert "five-second mark" in tab.inner_text("#views-note")
 
 
+ANSWERED = """() => {
+    const was = answerOf;
+    window.answered = [];
+    answerOf = async (path) => { const answer = await was(path); answered.push(path); return answer; };
+}"""
+
+
+def test_an_answer_that_comes_after_a_later_one_is_not_shown(opened):
+    """
+    last_hour        [asked ························· answered)   another view is looked at by then
+    site_last_hour               [asked ── answered)
+    """
+    tab, held = opened(), []
+    settle_down(tab)
+    tab.evaluate(ANSWERED)
+    tab.route("**/newest/last_hour", held.append)
+    with tab.expect_request("**/newest/last_hour"):
+        tab.select_option("#view", "last_hour")
+    tab.select_option("#view", "site_last_hour")
+    until(tab, "document.querySelector('#newest').textContent.includes('361204')")
+    held[0].continue_()
+    until(tab, "answered.includes('newest/last_hour')")
+    assert "361204" in tab.inner_text("#newest")
+
+
+def test_a_verdict_that_comes_after_a_later_one_is_not_shown(opened):
+    tab, held = opened(), []
+    settle_down(tab)
+    tab.evaluate(ANSWERED)
+    tab.route("**/verdicts/*", lambda route: route.continue_() if held else held.append(route))
+    with tab.expect_request("**/verdicts/*"):
+        tab.locator("#verdicts .mark.passed >> nth=0").click()
+    tab.locator("#verdicts .mark.failed").click()
+    tab.wait_for_selector("#detail .sample")
+    held[0].continue_()
+    until(tab, "answered.filter((path) => path.startsWith('verdicts/')).length === 2")
+    assert "PV is right failed" in tab.inner_text("#detail")
+
+
+def test_what_could_not_be_had_of_one_view_is_forgotten_with_it(opened):
+    tab = opened()
+    settle_down(tab)
+    tab.route("**/newest/last_hour", lambda route: route.fulfill(status=503, json={"detail": "a table cannot be read"}))
+    tab.select_option("#view", "last_hour")
+    until(tab, "document.querySelector('#trouble').textContent.includes('a table cannot be read')")
+    assert tab.inner_text("#newest") == "…"
+    tab.select_option("#view", "site_last_hour")
+    until(tab, "document.querySelector('#trouble').textContent === ''")
+    tab.wrong[:] = [one for one in tab.wrong if "503" not in one]
+
+
 def test_a_narrow_window_needs_no_sideways_scrolling(opened):
     tab = opened(wide=760)
     settle_down(tab)
