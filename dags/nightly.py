@@ -98,7 +98,7 @@ def nightly() -> None:
     @task_group
     def each(of: dict[str, str]) -> None:
         @task(map_index_template="{{ of }}", retries=0, on_failure_callback=gate_failed)
-        def gate(of: dict[str, str]) -> dict[str, str]:
+        def gate(of: dict[str, str]) -> None:
             """Red where a check of the staged files failed, with what it found."""
             from airflow.sdk import get_current_context
 
@@ -111,7 +111,6 @@ def nightly() -> None:
                     f"{of['table']} is held back: {'; '.join(held)}. Readers see it as it was. The rows are on the page, under "
                     f"Verdicts. Mend the cause and clear this run; or publish over the check: DAG publish_over, run {run.id}"
                 )
-            return of
 
         @task(map_index_template="{{ of }}", outlets=[PUBLISHED])
         def publish(of: dict[str, str], outlet_events=None) -> int:
@@ -122,13 +121,15 @@ def nightly() -> None:
             from tidemark.pipelines import CATALOG
 
             get_current_context()["of"] = of["table"]
-            settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]], again=False)
+            done = settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]], again=False)
+            if held := next((p.blocked for p in done if p.table == of["table"]), ()):  # whatever its gate is marked as
+                raise ValueError(f"{of['table']} is held back: {'; '.join(held)}. To publish it all the same: DAG publish_over")
             run = lake.run_of(SETTINGS, of["run"])
             for day in run.days:
                 outlet_events[PUBLISHED].add(Asset(f"tidemark_{of['table']}"), extra={"run": run.id, "day": day})
             return lake.table(SETTINGS, CATALOG[of["table"]]).delta().version()
 
-        publish(of=gate(of=of))
+        gate(of=of) >> publish(of=of)
 
     @task(trigger_rule="all_done", outlets=[NIGHT], retries=0)
     def night(said: str, day: str, outlet_events=None) -> None:
