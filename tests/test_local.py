@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,13 @@ def test_what_a_demo_kept_is_forgotten_wherever_it_is_and_nothing_else(settings:
     assert [folder.exists() for folder in (*kept, *others)] == [False] * 4 + [True] * 2
 
 
+def test_what_was_wanted_and_a_power_cut_has_emptied_is_that_the_stream_runs(settings: Settings) -> None:
+    local.want(settings, "main", "stopped", "why", "a test")
+    assert local.wanted(settings, "main")["state"] == "stopped"
+    (settings.state / "main" / "desired.json").write_text("")
+    assert local.wanted(settings, "main")["state"] == "running"
+
+
 # ---- leases
 
 HOLDER = """
@@ -376,6 +384,13 @@ def test_broker_keeps_its_topics_and_records_over_a_restart(jars: Path, settings
     assert kafka.topic_ids(settings, [topic_name]) == ids
 
 
+def test_broker_that_two_start_at_once_is_formatted_once(jars: Path, settings: Settings) -> None:
+    with ThreadPoolExecutor() as terminals:
+        first, second = terminals.map(local.start_broker, [settings, settings])
+    assert first == second
+    assert (settings.state / "logs" / "broker.log").read_text().count("Formatting") == 1
+
+
 def test_broker_listens_on_loopback_only_and_logs_to_a_file(broker: Settings) -> None:
     process = local.running(broker, "broker")
     assert process
@@ -426,6 +441,15 @@ def test_broker_elsewhere_is_not_started_here(settings: Settings) -> None:
     far = settings.model_copy(update={"brokers": "kafka.example.com:9092"})
     with pytest.raises(BrokerFailed, match=r"listens on loopback only, and TIDEMARK_BROKERS says kafka\.example\.com:9092"):
         local.start_broker(far)
+
+
+def test_broker_that_runs_at_another_address_than_is_said_now_is_told_at_once(settings: Settings) -> None:
+    local.start(settings, "broker", SLEEPER)
+    (settings.home / "kafka").mkdir()
+    said = local.server_properties(settings, "127.0.0.1", 19092, settings.home / "kafka" / "data")
+    (settings.home / "kafka" / "server.properties").write_text(said)
+    with pytest.raises(BrokerFailed, match=rf"started at another address .* says now, {settings.brokers}; end it first"):
+        local.start_broker(settings)
 
 
 def test_broker_that_cannot_start_names_its_log(jars: Path, settings: Settings) -> None:

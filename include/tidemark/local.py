@@ -355,13 +355,23 @@ def start_broker(settings: Settings) -> Process:
             f"{settings.kafka_protocol}: the embedded one speaks plain text; see that yours runs, or say where it is with "
             "TIDEMARK_BROKERS"
         )
-    if known := running(settings, BROKER):
-        return answering(settings, known)
     host, port = address(settings)
+    folder, process = settings.home.absolute() / "kafka", running(settings, BROKER)
+    if not process:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock"):  # two that format it at once leave ids of which neither is the other's
+            process = running(settings, BROKER) or started_broker(settings, folder, host, port)
+    elif f"PLAINTEXT://{host}:{port}\n" not in (folder / "server.properties").read_text():
+        raise BrokerFailed(
+            f"the broker that runs here was started at another address than TIDEMARK_BROKERS says now, {settings.brokers}; "
+            "end it first (`tidemark down`), or write the other address again"
+        )
+    return answering(settings, process)
+
+
+def started_broker(settings: Settings, folder: Path, host: str, port: int) -> Process:
     for number, setting in ((port, "TIDEMARK_BROKERS"), (settings.controller_port, "TIDEMARK_CONTROLLER_PORT")):
         refuse_busy(host, number, setting)
-    folder = settings.home.absolute() / "kafka"
-    folder.mkdir(parents=True, exist_ok=True)
     logs = settings.state / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     properties = folder / "server.properties"
@@ -370,7 +380,7 @@ def start_broker(settings: Settings) -> Process:
     command = broker_command(settings, folder)
     if not (folder / "data" / "meta.properties").is_file():
         format_storage(command, properties, logs / "broker.log", cluster_id())
-    return answering(settings, start(settings, BROKER, [*command, "kafka.Kafka", str(properties)]))
+    return start(settings, BROKER, [*command, "kafka.Kafka", str(properties)])
 
 
 def stop_broker(settings: Settings) -> bool:
