@@ -259,10 +259,13 @@ def bids(clicks): ...
 
 
 BIDS = "name STRING, least DECIMAL(18,2), most DECIMAL(18,2), status STRING, seq BIGINT, minute TIMESTAMP"
-TWO = [[("a", "1.00", "2.00", "new", 1), ("b", "5.00", None, None, 1)], [("a", "0.50", "1.00", "paid", 2)]]
+TWO: list[list[tuple[Any, ...]]] = [
+    [("a", "1.00", "2.00", "new", 1), ("b", "5.00", None, None, 1)],
+    [("a", "0.50", "1.00", "paid", 2)],
+]
 ANN, BOB = ("a", "0.50", "2.00", "paid", 2), ("b", "5.00", None, None, 1)
 """Two batches of bids, and what they merge to."""
-PLANTED = [
+PLANTED: list[tuple[list[tuple[Any, ...]], tuple[int, int, int]]] = [
     ([BOB, ANN], (0, 0, 0)),
     ([("a", "0.51", "2.00", "paid", 2), BOB], (1, 0, 0)),
     ([("a", "0.50", "2.01", "paid", 2), BOB], (1, 0, 0)),
