@@ -1057,12 +1057,14 @@ def test_every_reader_sees_the_same_rows(settings, table, spark, reader: Callabl
     assert sorted(tuple(r.values()) for r in found) == sorted([*late, *early])
 
 
-def test_rows_that_a_person_deleted_by_a_deletion_vector_are_not_read(table, spark):
+def test_rows_that_a_person_deleted_by_a_deletion_vector_are_not_read_and_their_file_is_not_replaced(settings, table, spark):
     put(table, 0, 1, 2, 3)
     spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = true)")
     spark.sql(f"DELETE FROM delta.`{table.path}` WHERE n = 2")
     assert sorted(r["n"] for r in lake.read(spark, table).collect()) == [1, 3]
     assert lake.read(spark, table, days=[NEXT]).count() == 0
+    with pytest.raises(LakeError, match=r"1 files of rollups/panes that are to be replaced have deletion vectors.*REORG TABLE"):
+        publish(settings, table, stage(table, a_run(settings, "r1", 0), rows(10)))
 
 
 def test_someone_elses_files_are_read_by_their_partition(table, spark):
