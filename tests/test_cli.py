@@ -649,11 +649,11 @@ def test_run_goes_on_where_nobody_reads_its_progress_any_more(run, monkeypatch):
 
 
 def test_step_says_a_folder_as_it_is_called(monkeypatch):
-    monkeypatch.setattr(cli, "console", lambda stderr: Console(width=200, file=io.StringIO()))
-    steps = cli.Steps()
-    with steps.step("jars in /srv/[prod]") as say:
+    shown = io.StringIO()
+    monkeypatch.setattr(cli, "console", lambda stderr: Console(width=200, file=shown))
+    with cli.Steps().step("jars in /srv/[prod]") as say:
         say("its log is /srv/[prod]/[/x]")
-    assert steps.console.file.getvalue().startswith("jars in /srv/[prod]: its log is /srv/[prod]/[/x] (0.")
+    assert shown.getvalue().startswith("jars in /srv/[prod]: its log is /srv/[prod]/[/x] (0.")
 
 
 # ---- the demo

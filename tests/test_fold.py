@@ -709,10 +709,9 @@ def test_a_time_that_is_no_instant_and_no_business_day_is_refused(spark, time, m
     def rolled(views):
         return views.groupBy("page", F.expr(made).alias(time)).agg(F.max("n").alias("n"))
 
-    declared = [view(reads={"events": WIDE}, key=("page", time), time=time)(shown)]
-    declared += (
-        [rollup(reads={"views": WIDE}, key=("page", time), time=time, merge={"n": "max"})(rolled)] if time != "day" else []
-    )
+    declared: list[Any] = [view(reads={"events": WIDE}, key=("page", time), time=time)(shown)]
+    if time != "day":
+        declared.append(rollup(reads={"views": WIDE}, key=("page", time), time=time, merge={"n": "max"})(rolled))
     kept = {str(n): d for n, d in enumerate([WIDE, *declared])}
     said = {d.name: str(s) for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", **kept)]))}
     for one in declared:
