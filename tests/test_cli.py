@@ -659,7 +659,7 @@ def test_step_says_a_folder_as_it_is_called(monkeypatch):
 # ---- the demo
 
 CLOSED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tidemark import __main__ as cli
 
@@ -673,6 +673,7 @@ def down(config, steps, patience):
         Path(sys.argv[1]).touch()
 
 cli.bring_up, cli.bring_down = up, down
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as a terminal gives it, and not as nohup
 sys.argv[2:] = []
 cli.app(["demo"])
 """

@@ -275,7 +275,7 @@ def test_what_is_started_while_one_of_its_name_ends_keeps_its_record(settings: S
 def test_what_cannot_be_recorded_does_not_run_on_unknown(settings: Settings) -> None:
     folder = settings.state / "processes"
     folder.mkdir(parents=True)
-    (folder / "sleeper.json.new").symlink_to("/dev/full")
+    (folder / f"sleeper.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         local.start(settings, "sleeper", SLEEPER)
     assert local.STARTED[-1].wait(20) == -signal.SIGKILL

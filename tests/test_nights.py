@@ -46,8 +46,9 @@ def database(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytes
 
 def stage(table: Table, run: str, days: Sequence[date]) -> None:
     """Rows of a table, one a day, as a run has staged them."""
-    table.path.mkdir(parents=True, exist_ok=True)
-    DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
+    if not table.exists:
+        table.path.mkdir(parents=True)
+        DeltaTable.create(table.path, Schema.from_arrow(COLUMNS), partition_by=["day"], configuration=lake.CONFIGURATION)
     rows = pa.Table.from_pylist([{"pv": 7, "day": day} for day in days], COLUMNS)
     write_deltalake(lake.staging(table, run), rows, partition_by=["day"])
 

@@ -202,7 +202,7 @@ def test_an_answer_that_comes_after_a_later_one_is_not_shown(opened):
     tab, held = opened(), []
     settle_down(tab)
     tab.evaluate(ANSWERED)
-    tab.route("**/newest/last_hour", held.append)
+    tab.route("**/newest/last_hour", lambda route: held.append(route))
     with tab.expect_request("**/newest/last_hour"):
         tab.select_option("#view", "last_hour")
     tab.select_option("#view", "site_last_hour")
