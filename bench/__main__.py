@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from bench.world import World
 OUT = Path(__file__).parent / "out" / "figures.json"
 NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
-OWN = ("buyers", "every", "growth", "night", "nightly", "replay")
+OWN = ("buyers", "every", "growth", "large", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 WORLDS = {"nightly": InCharge}
 
@@ -107,6 +108,9 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
                 days=3 if quick else 30,
                 rounds=1 if quick else 3,
             )
+        case "large":
+            figures = night.measure(world, 200_000 if quick else 10_000_000, 20_000 if quick else 100_000, days=2, rounds=1)
+            return [replace(one, figure=one.figure.replace("night", "large", 1)) for one in figures]
         case "nightly":
             assert isinstance(world, InCharge)
             return nightly.measure(world, 50_000 if quick else 1_000_000, rounds=1 if quick else 3)
