@@ -158,12 +158,14 @@ def reprocess() -> None:
     @task(retries=1)
     def drop(run: str, ti: Any) -> None:
         """What was staged is deleted; the run's record stays."""
+        from airflow.providers.standard.utils.skipmixin import XCOM_SKIPMIXIN_FOLLOWED, XCOM_SKIPMIXIN_KEY
         from airflow.sdk.exceptions import AirflowSkipException
 
         from tidemark import lake
         from tidemark.pipelines import CATALOG
 
-        if "drop" not in (ti.xcom_pull("approve") or ()):
+        answer = ti.xcom_pull("approve", key=XCOM_SKIPMIXIN_KEY) or {}
+        if "drop" not in answer.get(XCOM_SKIPMIXIN_FOLLOWED, ()):
             raise AirflowSkipException("nobody has answered Drop")  # of what is marked a success Airflow takes every way
         lake.drop(SETTINGS, CATALOG, lake.run_of(SETTINGS, run))
 
