@@ -564,9 +564,9 @@ def test_comparison_is_that_of_the_run_and_made_again_where_it_is_asked_for(run,
     asked(session, "session", None)
     calls = asked(compare, "compare", [now])
     assert "| daily_traffic | 2026-11-19 | 3 | 1 | 0 | 0 |" in run("compare", "r1").stdout
-    assert compare.from_json(run("compare", "r1", "--json").stdout) == [kept]
+    assert compare.differences_of(json.loads(run("compare", "r1", "--json").stdout)) == [kept]
     assert calls == []
-    assert compare.from_json(run("compare", "r1", "--json", "--again").stdout) == [now]
+    assert compare.differences_of(json.loads(run("compare", "r1", "--json", "--again").stdout)) == [now]
     [((_, _, _, known, names), _)] = calls
     assert (known.id, names) == ("r1", ["daily_traffic"])  # of page_panes it has staged nothing
 

@@ -439,10 +439,6 @@ def as_json(run: lake.Run, differences: Iterable[Difference]) -> str:
     return json.dumps({"run": run.id, "days": len(run.days), "differences": said}, indent=1, default=str)
 
 
-def from_json(text: str) -> list[Difference]:
-    return differences_of(json.loads(text))
-
-
 def differences_of(said: Mapping[str, Any]) -> list[Difference]:
     return [Difference(**{**one, "day": date.fromisoformat(one["day"])}) for one in said["differences"]]
 

@@ -609,15 +609,14 @@ def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) 
     held = {d.name: t.files() for d in (*topics, *chosen) if (t := lake.table(settings, d)).exists}
     found, last = {f.day for files in held.values() for f in files if f.day}, yesterday(settings)
     for topic in topics:
-        files, margins = held.get(topic.name, []), reach(catalog, topic)
-        back = max(margins[d.name][1] for d in chosen if d.name in margins)
-        spans = {
-            (f.day, (lake.comparable(f.high, f.high) + back).astimezone(settings.tz).date())
-            for f in files
-            if f.day and isinstance(f.high, datetime)
-        }
+        files = [(f.day, f.high) for f in held.get(topic.name, []) if f.day]
         if any(topic.name in remembered(d) for d in chosen):
-            spans = {(min(f.day for f in files if f.day), last)} if files else set()
+            spans = {(min(day for day, _ in files), last)} if files else set()
+        else:
+            margins = reach(catalog, topic)
+            back = max(margins[d.name][1] for d in chosen if d.name in margins)
+            highs = [(day, lake.comparable(high, high)) for day, high in files if isinstance(high, datetime)]
+            spans = {(day, (high + back).astimezone(settings.tz).date()) for day, high in highs}
         for first, until in spans:
             found |= {first + timedelta(days=n) for n in range((min(until, last) - first).days + 1)}
     return sorted(found)
