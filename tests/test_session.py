@@ -21,6 +21,43 @@ from tidemark import __main__ as cli
 from tidemark import local, session
 from tidemark.settings import Settings
 
+SPILLS = """
+import sys
+from pathlib import Path
+from tidemark.session import own_scratch
+
+own = own_scratch(Path(sys.argv[1]))
+(own / "blockmgr-1").mkdir()
+(own / "blockmgr-1" / "shuffle_0_0_0.data").write_bytes(bytes(1000))
+print(own, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_has_spilled_is_removed_by_the_next_and_nobody_else_s(tmp_path: Path) -> None:
+    def spilling() -> tuple[subprocess.Popen[str], Path]:
+        argv = [sys.executable, "-c", SPILLS, str(tmp_path / "a b" / "spark")]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        return process, Path(process.stdout.readline().strip())
+
+    (killed, its), (alive, other) = spilling(), spilling()
+    killed.kill()
+    killed.wait()
+    assert (its / "blockmgr-1").is_dir() and its != other
+    third, own = spilling()
+    assert not its.exists() and len({its, other, own}) == 3
+    assert all((folder / "blockmgr-1" / "shuffle_0_0_0.data").is_file() for folder in (other, own))
+    for process in (alive, third):
+        process.communicate()
+
+
+def test_spark_spills_where_it_is_swept(spark: SparkSession) -> None:
+    env: Any = spark._jvm.org.apache.spark.SparkEnv
+    (where,) = env.get().blockManager().diskBlockManager().localDirsString()
+    assert (Path(where).parent / "owner").is_file()
+
+
 SPEAKS = """
 from types import SimpleNamespace
 import structlog

@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -212,11 +214,9 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
         raise FileNotFoundError(f"no jars in {settings.jars / 'spark'}; fetch them with: tidemark jars")
     log4j = settings.state / "log4j2.properties"
     log4j.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(settings.state / "spark")
-    scratch.mkdir(parents=True, exist_ok=True)
+    scratch = settings.state / "spark"
     if not log4j.exists() or log4j.read_text() != LOG4J:
         log4j.write_text(LOG4J)
-    os.environ.setdefault("SPARK_LOCAL_DIRS", str(scratch))
     remember_lookups()
     # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
@@ -229,7 +229,37 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
             builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    if "SPARK_LOCAL_DIRS" in os.environ:
+        return builder.getOrCreate()
+    # For the JVM alone, which reads it once: a process that this one starts has a folder of its own.
+    os.environ["SPARK_LOCAL_DIRS"] = str(own_scratch(scratch))
+    try:
+        return builder.getOrCreate()
+    finally:
+        del os.environ["SPARK_LOCAL_DIRS"]
+
+
+@functools.cache
+def own_scratch(folder: Path) -> Path:
+    """A folder of this process alone, for what Spark shuffles, spills and caches; those of processes that are gone are removed.
+
+    Spark clears up after itself, but not where it is killed, nor where its heap is full: each time up to all that a day takes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):  # else one that is just being made would look like one that was left
+        for former in folder.glob("*/owner"):
+            owner = FileLock(former, timeout=0)
+            with suppress(Timeout), owner:
+                shutil.rmtree(former.parent, ignore_errors=True)
+        own = folder / uuid.uuid4().hex[:8]
+        own.mkdir()
+        OWNED.append(FileLock(own / "owner"))
+        OWNED[-1].acquire()
+    return own
+
+
+OWNED: list[FileLock] = []
+"""Each held until this process ends, whatever ends it."""
 
 
 def ended(settings: Settings, error: BaseException) -> str | None:
