@@ -566,13 +566,34 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
     for declared in chosen:
         if not isinstance(declared, Rollup):
             continue
-        stream = lake.reader(settings, next(iter(declared.topics.values())))
-        runs_with = local.status(settings, stream).get("code", {}).get(declared.name) if local.beats(settings, stream) else None
+        stream, runs_with = live_code(settings, declared)
         if runs_with and runs_with != fingerprint(declared):
             raise SettleError(
                 f"stream {stream} still runs {declared.name} as it was before it was changed, and would go on adding "
                 f"such rows; restart it (tidemark down, tidemark up), then replay"
             )
+
+
+def refuse_code_since(settings: Settings, catalog: Catalog, run: Run) -> None:
+    """Of a replay that waited while code was changed the rows would stand among rows of other code. One that has begun to be
+    published is finished all the same."""
+    if any(said.get("published") for said in run.tables.values()):
+        return
+    computed = dict(item.split(":") for item in run.code.split(",") if item)
+    for rollup in catalog.rollups.values():
+        stream, runs_with = live_code(settings, rollup)
+        was, now = computed.get(rollup.name), runs_with or fingerprint(rollup)
+        if was and was != now:
+            raise SettleError(
+                f"run {run.id} computed {rollup.name} as it was before it was changed, and stream {stream} adds rows of the code "
+                f"of now: the two would be mixed. Drop it and replay again: tidemark drop {run.id}, then tidemark replay"
+            )
+
+
+def live_code(settings: Settings, rollup: Rollup) -> tuple[str, str | None]:
+    """The stream that adds to a rollup, and the fingerprint of the code that it does so by; None where it does not run."""
+    stream = lake.reader(settings, next(iter(rollup.topics.values())))
+    return stream, local.status(settings, stream).get("code", {}).get(rollup.name) if local.beats(settings, stream) else None
 
 
 def refuse_undecided(settings: Settings, name: str | None = None) -> None:
@@ -1277,13 +1298,15 @@ def publish(
     themselves, for a `reason`: a table all of whose failed checks are named is published, and its record and history say
     so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns, and with a roll-back.
     Without `again` a run that was rolled back stays so: a night does not undo what a person has done.
-    Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, and where what `over` names publishes nothing,
-    `LakeError` when a day was published with a greater pin meanwhile, or with the same by a run that was begun later.
+    Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, for a replay whose code was changed since, and
+    where what `over` names publishes nothing, `LakeError` when a day was published with a greater pin meanwhile, or with the same
+    by a run that was begun later.
     """
     with lake.publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
         if run.state == "rolled back" and not again:
             raise SettleError(f"run {run.id} was rolled back ({run.note}); to publish it all the same: tidemark publish {run.id}")
+        refuse_code_since(settings, catalog, run)
         if over:
             take_over(settings, run, over, reason)
         done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))

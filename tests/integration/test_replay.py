@@ -199,6 +199,11 @@ def test_a_mistake_is_mended_by_a_replay_beside_the_running_stream(shops: Shops,
     # Later live rows and later settlings are the new code's: nothing differs any more.
     last = settle.replay(shops.settings, shops.catalog, "once more", source="log")
     assert shops.compared(last) == {}
+    # One that waited while the code was changed is not mixed with rows of the other.
+    before = shops.versions()
+    with pytest.raises(settle.SettleError, match=rf"{last.id} computed minutes as it was before.* Drop it and replay again"):
+        settle.publish(shops.settings, declared(shops.topic, mended=False), last.id)
+    assert shops.versions() == before
     shops.older = last  # type: ignore[attr-defined]
 
 
