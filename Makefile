@@ -27,7 +27,7 @@ demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour 
 
 clean-demo: install  ## forget what the demo kept
 	@$(RUN)/tidemark down
-	@$(RUN)/python -c 'from tidemark import local, settings; print(*local.forget(settings.Settings()), sep="\n")'
+	@$(RUN)/python -c 'from tidemark import local, settings; print(*local.forget(settings.Settings()) or ["no demo has kept anything here"], sep="\n")'
 
 # Three files at a time, since a fifth of their time is waiting, and those that take longest first.
 PYTEST := $(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder

@@ -695,6 +695,32 @@ def test_demo_whose_terminal_is_closed_ends_what_it_started(environment, tmp_pat
         demo.kill()
 
 
+@pytest.mark.parametrize("what", ["a table", "records", "a former demo", "nothing"])
+def test_demo_sends_nothing_into_what_is_somebody_s(config, monkeypatch, what):
+    ends = {"page_views": {0: 0, 1: 7 if what == "records" else 0}}
+
+    def offsets(_, names, *rest):
+        if names != ["page_views"]:
+            raise kafka.TopicMissing("no topic")
+        return ends
+
+    monkeypatch.setattr(kafka, "offsets", offsets)
+    if what in ("a table", "a former demo"):
+        (config.lake_path / "log").mkdir(parents=True)
+        DeltaTable.create(config.lake_path / "log" / "page_views", Schema.from_arrow(SITE))
+    if what == "a former demo":
+        config.state.mkdir(parents=True, exist_ok=True)
+        (config.state / "demo.json").write_text("{}")
+    topics = [CATALOG.topics["orders"], CATALOG.topics["page_views"]]
+    if what in ("a table", "records"):
+        with pytest.raises(cli.Failed, match=r"page_views.* (is there|has records), of which no demo knows.*TIDEMARK_HOME="):
+            cli.refuse_others_home(config, topics)
+        assert not (config.state / "demo.json").exists()
+    else:
+        cli.refuse_others_home(config, topics)
+        assert (config.state / "demo.json").exists()
+
+
 def test_airflow_is_not_started_where_the_demo_ended_while_its_database_was_made(config, monkeypatch):
     charge, began = cli.Charge(config, D19, 1, 1), []
     monkeypatch.setattr(charge, "others", lambda: None)

@@ -307,6 +307,8 @@ def test_what_a_demo_kept_is_forgotten_wherever_it_is_and_nothing_else(settings:
     others = [apart.lake_path / "mine", apart.home / "jars"]
     for folder in (*kept, *others):
         folder.mkdir(parents=True)
+    assert local.forget(apart) == [] and all(folder.exists() for folder in (*kept, *others))  # no demo has begun here
+    (apart.state / "demo.json").write_text("{}")
     gone = local.forget(apart)
     assert {apart.lake_path / "views", apart.checkpoints, apart.state, apart.home / "kafka"} == {*gone}
     assert [folder.exists() for folder in (*kept, *others)] == [False] * 4 + [True] * 2

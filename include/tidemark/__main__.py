@@ -1376,7 +1376,7 @@ def demo(
     and settles and publishes yesterday.
 
     Ctrl-C, or closing the terminal, ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new
-    yesterday again.
+    yesterday again. It wants a home of its own: where anyone else has sent or kept events it refuses.
     """
     from tidemark import watch as screen
 
@@ -1385,8 +1385,9 @@ def demo(
     hung_up_as_interrupted()
     yesterday = datetime.now(config.tz).date() - timedelta(days=1)
     watching, settling = False, None
+    shown, others = samples()
+    refuse_others_home(config, [*shown, *others])
     try:
-        shown, _ = samples()
         bring_up(config, steps, sorted({t.stream for t in shown}))
         with steps.step(f"{count:,} events of {yesterday} into {', '.join(t.name for t in shown)}") as say:
             say(load(config, yesterday, shown, count))
@@ -1421,6 +1422,33 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def refuse_others_home(config: Settings, topics: Sequence[Topic]) -> None:
+    """Sample events cannot be told from those that are there, and the end of a demo ends every stream of its home."""
+    from tidemark import kafka, lake, local
+
+    record = config.state / "demo.json"
+    if record.exists():
+        return
+    found = [f"{lake.table(config, t).path} is there" for t in topics if lake.table(config, t).exists]
+    for topic in topics if not found else ():
+        try:
+            ends = kafka.offsets(config, [topic.name], "latest", 0.5 if local.is_here(config) else kafka.ANSWER)
+        except kafka.TopicMissing:
+            continue
+        except kafka.BrokerAway:
+            break
+        if any(ends[topic.name].values()):
+            found = [f"topic {topic.name} at {config.brokers} has records"]
+            break
+    if found:
+        raise Failed(
+            f"{found[0]}, of which no demo knows; its sample events would be counted among yours. Give it a home and a broker of "
+            f"its own: TIDEMARK_HOME=~/tidemark-demo TIDEMARK_BROKERS=127.0.0.1:19192 make demo"
+        )
+    record.parent.mkdir(parents=True, exist_ok=True)
+    lake.whole_or_nothing(record, "{}")
 
 
 def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> str:

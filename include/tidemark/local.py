@@ -330,7 +330,10 @@ def stop_all(settings: Settings, patience: float = 60.0) -> list[str]:
 
 def forget(settings: Settings) -> list[Path]:
     """Delete what streams, settlings, the broker and Airflow have kept, wherever the settings have it, and return the folders.
-    The jars stay, and what else is in the lake's folder. Nothing may run any more."""
+    The jars stay, and what else is in the lake's folder. Nothing may run any more. Where no demo has begun there is nothing to
+    forget: what is there is somebody's."""
+    if not (settings.state / "demo.json").exists():
+        return []
     tables = ("log", "rollups", "views", "ledger", "verdicts", "runs", "reports")
     known = [settings.lake_path / name for name in tables] + [settings.checkpoints, settings.state]
     known += [settings.home.absolute() / name for name in ("kafka", "docs", "airflow")]
