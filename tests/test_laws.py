@@ -6,6 +6,7 @@ Here for traffic, with its rollup and its short ways; the other pipelines have t
 import importlib
 from datetime import UTC, datetime, timedelta
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -64,8 +65,9 @@ def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw
     assert broken(interpreted, LAW, world) == {}
 
 
-#   panes, in steps from the first mark on: an hour before it, where what is merged beforehand begins and ends, the mark itself
-EDGES = (-720, -708, -6, 0)
+#   panes, in steps from the first mark on: an hour before it, where what is merged beforehand begins and ends, where the first
+#   and the last of its five minutes do, the mark itself
+EDGES = (-720, -708, -660, -60, -6, 0)
 VIEW = st.tuples(
     st.builds(lambda edge, steps: edge + steps, st.sampled_from(EDGES), st.integers(-2, 30)),
     st.sampled_from((timedelta(0), FIVE - timedelta(microseconds=1))),
@@ -77,7 +79,8 @@ VIEW = st.tuples(
 def newest(spark: SparkSession, read: fold.Read) -> Any:
     """What a stream computes its newest marks with, over tables that `read` gives."""
     refresher: Any = object.__new__(speed.Refresher)
-    refresher.spark, refresher.read_table, refresher.bases = spark, read, {}
+    refresher.spark, refresher.read_table, refresher.bases, refresher.blocks = spark, read, {}, {}
+    refresher.stream = SimpleNamespace(done=0, low_since=lambda names, seq, nothing: nothing)
     return refresher
 
 
@@ -103,6 +106,42 @@ def test_marks_from_rows_that_were_merged_beforehand_are_those_over_all_panes(in
     merged, whole = ([r | {"_way": ""} for r in found if r["_way"] == way] for way in ("merged", "all"))
     interpreted.catalog.clearCache()
     assert merged == whole != []
+
+
+@given(
+    viewed=st.lists(VIEW, max_size=30),
+    late=st.lists(VIEW, min_size=1, max_size=8),
+    gap=st.integers(1, 130),
+    other=st.booleans(),
+)
+def test_what_is_kept_of_an_hour_in_fives_of_minutes_is_merged_again_where_an_event_came_late(
+    interpreted, viewed, late, gap, other
+):
+    """A minute or more later, so that it is merged anew for the marks of then; `other` batches may have come, not known which."""
+
+    def panes(views: list[Any], first: int) -> Any:
+        events = [
+            {"event_id": f"e{n}", "visitor_id": visitor, "page": page, "viewed_at": NOON + step * FIVE + within}
+            for n, (step, within, visitor, page) in enumerate(views, first)
+        ]
+        return traffic.page_panes(views=interpreted.createDataFrame(pa.Table.from_pylist(events))).persist()
+
+    before, came = panes([*viewed, (-700, timedelta(0), "eve", "/")], 0), panes(late, 100)
+    tables = [before]
+    refresher, at = newest(interpreted, lambda *_: tables[-1]), NOON + FIVE
+    refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, NOON, at, aside=False)
+    tables.append(before.union(came))
+    lowest = NOON + min(step for step, *_ in late) * FIVE
+    refresher.stream = SimpleNamespace(done=2, low_since=lambda names, seq, nothing: speed.EARLIEST if other else lowest)
+    refresher.bases.clear()
+    since, at = at + gap * FIVE, at + (gap + 1) * FIVE
+    marks = refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, since, at, aside=False)
+    shortcut = traffic.last_hour.shortcut
+    every = fold.answers(interpreted, traffic.last_hour, shortcut, lambda *_: tables[-1], since, at, settled=False)
+    found = sorted(labelled([("merged", "", marks), ("all", "", every)]).to_pylist(), key=str)
+    merged, whole = ([r | {"_way": ""} for r in found if r["_way"] == way] for way in ("merged", "all"))
+    interpreted.catalog.clearCache()
+    assert merged == whole
 
 
 def test_marks_of_more_than_half_of_what_they_look_back_on_are_not_merged_beforehand(spark):

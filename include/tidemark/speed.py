@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 from py4j.protocol import Py4JNetworkError
 
-from tidemark import fold, kafka, lake, local, metrics, notify, session
+from tidemark import fold, functions, kafka, lake, local, metrics, notify, session
 from tidemark.fold import HOUR, floor
 from tidemark.local import Lease, LeaseHeld
 from tidemark.model import (
@@ -75,6 +75,8 @@ PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
+# What is merged for it in turn, and for how many seconds that is kept, though no event comes late for it.
+BLOCK, BLOCK_LIVES = timedelta(minutes=5), 1800
 # How much of a view with a short way is computed at once by its full way, where it is far behind.
 FAR = timedelta(hours=4)
 
@@ -997,15 +999,16 @@ class Stream:
         if low := self.lowest(name, files):
             self.lows.setdefault(name, deque(maxlen=1000)).append((seq, low))
 
-    def low_since(self, names: Iterable[str], seq: int) -> datetime:
-        """The earliest time that batches after `seq` brought to the named tables; the beginning where nobody knows."""
+    def low_since(self, names: Iterable[str], seq: int, nothing: datetime = EARLIEST) -> datetime:
+        """The earliest time that batches after `seq` brought to the named tables; the beginning where nobody knows, and `nothing`
+        where they brought nothing."""
         found = []
         for name in names:
             lows = list(self.lows.get(name, ()))
             if not lows or lows[0][0] > seq + 1:
                 return EARLIEST
             found += [low for s, low in lows if s > seq]
-        return min(found, default=EARLIEST)
+        return min(found, default=nothing)
 
     def in_pool(self, pool: str) -> None:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
@@ -1348,6 +1351,7 @@ class Refresher:
         self.workers = ThreadPoolExecutor(1, initializer=stream.in_pool, initargs=("stream",))
         self.zone, self.places = stream.settings.tz, [dict[str, "Column"]() for _ in range(self.lanes)]
         self.bases: dict[tuple[str, tuple[str, ...], bool, tuple[str, ...]], Base] = {}
+        self.blocks: dict[tuple[str, tuple[str, ...]], list[Block]] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
         self.waiting: float | None = None
@@ -1635,14 +1639,50 @@ class Refresher:
         apart = self.bases.get((*kept, ())) if without else None
         if apart and apart.serves(first, last, lookback):
             (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
-        else:
+        elif aside:
             rows = self.merged(rollup, shortcut, low, end)
+        else:
+            rows = self.from_blocks(rollup, shortcut, low, start, end)
         merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without, shortcut.counted).persist()
         merged.count()
         if before:
             before.rows.unpersist()
         self.bases[*kept, without] = found = Base(low, start, end, merged)
         return found
+
+    def from_blocks(self, rollup: Rollup, shortcut: Shortcut, low: datetime, start: datetime, end: datetime) -> DataFrame:
+        """A rollup's rows of `[low, end)`, each once; whole five minutes of `[start, end)` as one for each rest of the key.
+
+        What was merged so is kept until an event comes late for it: each minute six or seven of the hour's are read, and not
+        all sixty. What was done to the rollup but by a batch of this stream is seen half an hour later at the latest.
+        """
+        since, until = floor(start + BLOCK - timedelta(microseconds=1), BLOCK), floor(end, BLOCK)
+        if since >= until:
+            return self.merged(rollup, shortcut, low, end)
+        at, kept, parts = since, [], [self.merged(rollup, shortcut, low, since)]
+        held = self.blocks.setdefault((rollup.name, shortcut.counted), [])
+        for block in held:
+            late = floor(self.stream.low_since([rollup.name], block.seq, block.until), BLOCK)
+            whole = min(block.until, late, until)
+            if block.since <= at < whole and time.monotonic() - block.made < BLOCK_LIVES:
+                all_of_it = (at, whole) == (block.since, block.until)
+                bounds = None if all_of_it else fold.period(self.spark, at, whole)
+                parts.append(block.rows if bounds is None else fold.within(block.rows, rollup.time, bounds))
+                kept.append(block)
+                at = whole
+        if at < until:
+            seq, made = self.stream.done, time.monotonic()
+            rows = self.merged(rollup, shortcut, at, until)
+            coarse = rows.withColumn(rollup.time, functions.pane(rollup.time, f"{int(BLOCK.total_seconds())} seconds"))
+            rows = fold.merge(rollup, coarse, many=True, counted=shortcut.counted).persist()
+            rows.count()
+            kept.append(Block(at, until, seq, made, rows))
+            parts.append(rows)
+        for block in held:
+            if block not in kept:
+                block.rows.unpersist()
+        held[:] = kept
+        return fold.union([*parts, self.merged(rollup, shortcut, until, end)])
 
     def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         there = lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
@@ -1745,6 +1785,18 @@ class Base:
     def serves(self, first: datetime, last: datetime, lookback: timedelta) -> bool:
         """Whether every mark from `first` to `last` looks back over all of what is merged, and no further than there is."""
         return self.low <= first - lookback and last - lookback <= self.start and self.end <= first
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A rollup's rows of `[since, until)`, five minutes in one, as they were behind batch `seq`; `made` is of a clock that
+    never goes back."""
+
+    since: datetime
+    until: datetime
+    seq: int
+    made: float
+    rows: DataFrame
 
 
 def by_span(rows: pa.Table, column: str, step: timedelta, zone: ZoneInfo) -> Iterator[tuple[datetime, pa.Table]]:
