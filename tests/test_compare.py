@@ -186,6 +186,30 @@ def test_rows_that_late_events_explain(spark, tmp_path, events, more, hours_):
     assert explained(spark, tmp_path, events, **more) == hours_
 
 
+def test_only_files_that_may_hold_a_late_event_are_read_for_it(spark, tmp_path):
+    explained(spark, tmp_path, [(0, 0, at(10))])  # for its ledger: stream time of batch 7 is 12:00, of 8 and 9 13:00
+
+    def file(lo: int, hi: int, low: Any, folder: str = "live") -> lake.File:
+        path = f"{folder}/main-{lo}-{hi}-{len(files):04x}/day=2024-11-20/part-0.parquet"
+        return lake.File(path, 1, 1, DAY, 0, low, at(10, 59))
+
+    files: list[lake.File] = []
+    for lo, hi, low in ((7, 7, at(10)), (7, 7, at(9, 59)), (8, 9, at(11)), (7, 8, at(10, 59)), (5, 5, at(11)), (7, 7, None)):
+        files.append(file(lo, hi, low))
+    files += [file(7, 7, at(11), folder="mended"), file(7, 7, DAY)]
+    arrivals, never = compare.Arrivals(spark, Settings(_env_file=None, home=tmp_path)), datetime.max.replace(tzinfo=UTC)
+
+    def late(due: datetime = never, recent: datetime | None = None) -> list[int]:
+        found = arrivals.late(files, timedelta(hours=2), due, recent)
+        return [n for n, f in enumerate(files) if f.path in found]
+
+    assert late() == [1, 3, 4, 5, 6, 7]  # of batch 5 the ledger has nothing
+    assert late(due=at(12)) == [1, 2, 3, 4, 5, 6, 7]  # when batch 7 came
+    assert late(due=at(11, 59)) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert late(recent=at(10, 58)) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert late(recent=at(11)) == late()
+
+
 def test_publications_that_readers_have_days_from(tmp_path):
     settings = Settings(_env_file=None, home=tmp_path)
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, settle
+from tidemark import compare, fold, kafka, lake, query, settle
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Catalog, Topic, catalog, reach, rollup, view
@@ -272,7 +272,12 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
 
 
 def logged(
-    settings: Settings, spark: Any, topic: Topic, events: Sequence[tuple[int, int, datetime]], reject: str | None = None
+    settings: Settings,
+    spark: Any,
+    topic: Topic,
+    events: Sequence[tuple[int, int, datetime]],
+    reject: str | None = None,
+    folder: str = "live/main-5-5-x",
 ) -> lake.Table:
     """A topic's log with an event at each partition, offset and time, which its day is too."""
     log = lake.table(settings, topic)
@@ -286,9 +291,58 @@ def logged(
         }
         for p, o, at in events
     ]
-    adds = lake.write_arrow(log, "live/main-5-5-x", pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
+    adds = lake.write_arrow(log, folder, pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
     lake.append(log, lake.Batch("main", 5, 5), adds)
     return log
+
+
+def logs_of(settings: Settings, spark: Any, files: dict[str, Sequence[tuple[int, int, str | None]]]) -> lake.Table:
+    """The log of prices with files by their folders: of each record partition, offset and why it was rejected."""
+    log, at = lake.table(settings, PRICES), datetime(2026, 10, 25, 12, tzinfo=UTC)
+    log.create(fold.schema_of(fold.nothing(spark, fold.log_schema(PRICES))))
+    for n, (folder, records) in enumerate(files.items()):
+        rows = [
+            {"kafka": {"partition": p, "offset": o, "timestamp": at, "value": b"{}"}, "reject": reject, "day": at.date()}
+            for p, o, reject in records
+        ]
+        adds = lake.write_arrow(log, folder, pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
+        lake.append(log, lake.Batch("main", n, n), adds)
+    return log
+
+
+def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, monkeypatch):
+    one = [(0, 3, None), (0, 63, "not JSON"), (0, 64, None), (0, 64, None), (0, 127, None), (2, 0, "empty value")]
+    log = logs_of(settings, spark, {"live/main-1-1-a": one, "live/main-2-2-b": [(2, 1, None), (2, 2**40, None), (1, 5, None)]})
+    spans = {0: (4, 127), 2: (0, 2**41), 7: (0, 9)}
+    wanted = [
+        {"partition": 0, "low": 63, "high": 64, "accepted": 2, "rejected": 1, "there": 2},
+        {"partition": 2, "low": 0, "high": 2**40, "accepted": 2, "rejected": 1, "there": 3},
+    ]
+    found = settle.counted_by_duckdb(log, log.files(), spans)
+    assert sorted(found, key=lambda r: r["partition"]) == wanted
+
+    def refuses(*_: Any) -> None:
+        raise query.QueryError("deletion vectors")
+
+    monkeypatch.setattr(settle, "counted_by_duckdb", refuses)
+    assert sorted(settle.counted(spark, log, log.files(), spans), key=lambda r: r["partition"]) == wanted
+    assert settle.counted(spark, log, [], spans) == settle.counted(spark, log, log.files(), {}) == []
+
+
+def test_a_log_is_read_up_to_the_pin_whatever_file_a_record_lies_in(spark, settings):
+    files = {
+        "live/main-5-5-a": [(0, 4, None)],
+        "live/main-6-7-b": [(0, 5, None), (0, 6, None)],  # its second batch is beyond the pin
+        "live/main-8-8-c": [(0, 7, None)],
+        "mended/d": [(0, 3, None), (0, 8, None), (1, 0, None)],  # of which no name tells
+    }
+    run = Run("r", "running", ["2026-10-25"], "", "", "0", pins={"main": Pin("main", 6, {"prices": {"0": 6}}, "")})
+    settling = settle.Settling(settings, CLOSES, run, print)
+    settling.spark, settling.outer = spark, {"prices": logs_of(settings, spark, files)}
+    for days in (None, [date(2026, 10, 25)]):
+        found = settling.up_to_pin(PRICES, days).select("kafka.partition", "kafka.offset", "day").collect()
+        assert sorted(map(tuple, found)) == [(0, n, date(2026, 10, 25)) for n in (3, 4, 5)]
+    assert settling.up_to_pin(PRICES, [date(2026, 10, 24)]).count() == 0
 
 
 #   a reject of so many days ago is accepted now, and a price's view looks an hour back; yesterday is published, or waits
@@ -636,10 +690,8 @@ def test_night_computes_a_log_up_to_its_pin_and_no_record_further(settings: Sett
     noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
     run = Run("r", "running", ["2026-11-01"], "test", "", "", {"main": Pin("main", 6, READ, "")})
     settling = settle.Settling(settings, CLOSES, run, print)
-    settling.spark, settling.outer = (
-        spark,
-        {"prices": logged(settings, spark, PRICES, [(0, 8, noon), (0, 9, noon), (1, 0, noon)])},
-    )
+    log = logged(settings, spark, PRICES, [(0, 8, noon), (0, 9, noon), (1, 0, noon)], folder="live/main-5-7-x")
+    settling.spark, settling.outer = spark, {"prices": log}
     found = settling.read(PRICES, noon - timedelta(hours=1), noon + timedelta(hours=1))
     assert [tuple(r) for r in found.select("kafka.partition", "kafka.offset").collect()] == [(0, 8)]
 

@@ -16,6 +16,7 @@ from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
 from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
+from tidemark.model import catalog as nothing_declared
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -84,21 +85,23 @@ class Arrivals:
         self.spark, self.settings = spark, settings
         self.known: dict[tuple[Any, ...], DataFrame] = {}
 
-    def of(self, topic: Topic, days: Collection[date], earlier: bool, stream: str) -> DataFrame:
-        """The accepted events of a topic on some days: `at` (event time) and `batch` (`stream`, `seq` and two times).
-
-        With `earlier` those of every day before too; of them, what came before the first of `days` has no batch. Where another
-        stream than `stream` reads the topic, a batch's stream time is the later of what the two had come to by then.
-        """
-        return self.once((topic.name, tuple(sorted(days)), earlier, stream), lambda: self.read(topic, days, earlier, stream))
-
     def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> DataFrame:
-        """What `make` gives, computed for the first who asks."""
+        """What `make` gives, computed once."""
         if asked not in self.known:
             self.known[asked] = make().persist()
         return self.known[asked]
 
-    def read(self, topic: Topic, days: Collection[date], earlier: bool, stream: str) -> DataFrame:
+    def files(self, topic: Topic, days: Collection[date], earlier: bool) -> list[lake.File]:
+        """Those of a topic's log on some days; with `earlier` those of every day before too."""
+        there = lake.table(self.settings, topic).files()
+        return [f for f in there if f.day in days or (earlier and f.day and f.day <= max(days))]
+
+    def of(self, topic: Topic, days: Collection[date], files: Sequence[lake.File], stream: str) -> DataFrame:
+        """The accepted events of a topic in some of its files: `at` (event time) and `batch` (`stream`, `seq` and two times).
+
+        Of them, what came before the first of `days` has no batch. Where another stream than `stream` reads the topic, a batch's
+        stream time is the later of what the two had come to by then.
+        """
         # An event is minutes ahead of its batch at most: no batch of these days began a day before the first of them.
         since = datetime.combine(min(days), datetime.min.time(), UTC) - DAY
         entered = lake.read(self.spark, lake.ledger(self.settings), low=since)
@@ -114,9 +117,7 @@ class Arrivals:
             "until_offset",
             F.struct("stream", "seq", "stream_time", "finished_at").alias("batch"),
         )
-        table = lake.table(self.settings, topic)
-        looked_at = {f.day for f in table.files() if f.day and f.day <= max(days)} if earlier else days
-        log = lake.read(self.spark, table, days=looked_at).where(F.col("reject").isNull())
+        log = lake.read(self.spark, lake.table(self.settings, topic), files=files).where(F.col("reject").isNull())
         offset = F.col("offset")
         events = log.select("kafka.partition", "kafka.offset", fold.event_time(topic).alias("at"))
         # By ranges alone every event would be held against every batch; in order, after its batch, a million are to be sorted.
@@ -124,6 +125,31 @@ class Arrivals:
         timed = events.where(at.isNotNull()).withColumn("bucket", bucket(offset)).alias("e")
         same = (F.col("e.partition") == F.col("b.partition")) & (F.col("e.bucket") == F.col("b.bucket"))
         return timed.join(F.broadcast(batches.alias("b")), same & within, "left").select(at, "batch")
+
+    def late(self, files: Sequence[lake.File], back: timedelta, due: datetime, recent: datetime | None) -> set[str]:
+        """Files of one topic, by their paths, that may hold an event which came when stream time was past it by more than `back`,
+        or after `due`, or which is younger than `recent`. Most hold none: a file says when its events were, and the ledger when
+        its batches came. One of whose batches the ledger has none may be of another stream there."""
+        import pyarrow as pa
+
+        told = [f for f in files if f.live and isinstance(f.low, datetime) and isinstance(f.high, datetime)]
+        found = {f.path for f in files} - {f.path for f in told}
+        if recent:
+            found |= {f.path for f in told if lake.comparable(f.high, recent) >= lake.millisecond(recent)}
+        spans = [
+            {"path": f.path, "stream": f.live["stream"], "lo": int(f.live["lo"]), "hi": int(f.live["hi"]), "low": f.low}
+            for f in told
+            if f.live and f.path not in found
+        ]
+        if not spans:
+            return found
+        asked = f"""
+            SELECT path FROM files LEFT JOIN ledger ON ledger.stream = files.stream AND seq BETWEEN lo AND hi
+            WHERE seq IS NULL OR stream_time > low + INTERVAL {int(back.total_seconds())} SECONDS OR finished_at > $due
+            GROUP BY path"""
+        with query.connect(self.settings, nothing_declared([]), ["ledger"]) as db:
+            db.register("files", pa.Table.from_pylist(spans))
+            return found | {path for (path,) in db.execute(asked, {"due": due}).fetchall()}
 
     def forget(self) -> None:
         for frame in self.known.values():
@@ -240,15 +266,21 @@ def hours_of_late(
     """Of each hour of a topic the `first` and the `last` event that one side need not have, as `spans_of_late` says."""
     at, batch = F.col("at"), F.col("batch")
     lacking = ~read_by(own, "batch.stream", "batch.seq")
+    files = arrivals.files(topic, days, earlier)
+    unsure = {f.path for f in files if not f.live or lake.beyond(own, f, "hi")}
     if pins is None:
         back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
         lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
         times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, stream) if r["stream_time"]]
-        if coarse and times:
-            lacking |= at > F.lit(max(times) - 2 * back)
+        recent = max(times) - 2 * back if coarse and times else None
+        if recent:
+            lacking |= at > F.lit(recent)
+        one_stream = stream == lake.reader(arrivals.settings, topic)
+        unsure |= arrivals.late(files, back, due, recent) if one_stream else {f.path for f in files}
     elif lake.upto(pins, topic.name):
         lacking |= ~read_by(pins, "batch.stream", "batch.seq")
-    came = arrivals.of(topic, days, earlier, stream).where(lacking)
+        unsure |= {f.path for f in files if lake.beyond(pins, f, "hi")}
+    came = arrivals.of(topic, days, [f for f in files if f.path in unsure], stream).where(lacking)
     return came.groupBy(F.date_trunc("hour", at)).agg(F.min(at).alias("first"), F.max(at).alias("last"))
 
 

@@ -304,13 +304,13 @@ def spans(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]]) -> DataFrame:
+def within_offsets(log_rows: DataFrame, offsets: Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]) -> DataFrame:
     """The records of a log that lie in `{partition: [from, until]}`."""
-    held = F.lit(False)
-    for partition, (start, until) in offsets.items():
-        offset = F.col("kafka.offset")
-        held = held | ((F.col("kafka.partition") == int(partition)) & (offset >= start) & (offset < until))
-    return log_rows.where(held)
+    spans = {int(partition): span for partition, span in offsets.items()}
+    # Looked up: a comparison for each partition takes three times as long, for a record's place is deep in it.
+    ends = [spans.get(p, (0, 0)) for p in range(max(spans, default=0) + 1)]
+    begin, end = (F.get(F.array(*(F.lit(int(span[n])) for span in ends)), F.col("kafka.partition")) for n in (0, 1))
+    return log_rows.where((F.col("kafka.offset") >= begin) & (F.col("kafka.offset") < end))
 
 
 def event_time(topic: Topic) -> Expression:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,17 +263,23 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
     if partitions != ["day"]:
         raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
     types = {column: duckdb_type(name, kind) for column, kind in fields.items() if column != "day"}
-    days: dict[dt.date | None, list[str]] = defaultdict(list)
+    days: dict[dt.date | None, list[Path]] = defaultdict(list)
     for file, day in zip(adds.column("path").to_pylist(), adds.column("partition.day").to_pylist(), strict=True):
-        days[day].append(str(path / unquote(file)))
-    columns = ", ".join(f"{quoted(c)}: {{name: {quoted(c)}, type: {quoted(t)}, default_value: NULL}}" for c, t in types.items())
+        days[day].append(path / unquote(file))
     selects = [
-        f"SELECT *, {f'DATE {quoted(str(day))}' if day else 'NULL::DATE'} AS day "
-        f"FROM read_parquet([{', '.join(quoted(literal(f)) for f in files)}], schema = MAP {{{columns}}})"
+        f"SELECT *, {f'DATE {quoted(str(day))}' if day else 'NULL::DATE'} AS day FROM {parquet(files, types)}"
         for day, files in sorted(days.items(), key=lambda item: str(item[0]))
     ]
     empty = ", ".join(f'NULL::{t} AS "{c}"' for c, t in types.items())
-    return " UNION ALL ".join(selects) or f"SELECT {empty}, NULL::DATE AS day WHERE false", [f for d in days.values() for f in d]
+    return " UNION ALL ".join(selects) or f"SELECT {empty}, NULL::DATE AS day WHERE false", [
+        str(f) for d in days.values() for f in d
+    ]
+
+
+def parquet(files: Iterable[Path], types: Mapping[str, str]) -> str:
+    """Parquet files as DuckDB's FROM takes them, by these columns and types alone; a struct may have some of its fields."""
+    columns = ", ".join(f"{quoted(c)}: {{name: {quoted(c)}, type: {quoted(t)}, default_value: NULL}}" for c, t in types.items())
+    return f"read_parquet([{', '.join(quoted(literal(str(f))) for f in files)}], schema = MAP {{{columns}}})"
 
 
 def refuse_unreadable(name: str, table: DeltaTable) -> None:
