@@ -712,9 +712,24 @@ class Stream:
             unused = 0 if newest is None else newest + 1
             seq = max(unused, *(self.tables[topic].appended(self.name) or 0 for topic in offsets))
             self.stream_time = max(filter(None, (self.come_to({}), *(c.get("stream_time") for c in counts))), default=None)
+            batch = lake.Batch(self.name, seq, seq, offsets)
+            for topic in offsets:
+                self.renumber(self.tables[topic], batch)
             log.info("entered into the ledger what the logs have beyond it", stream=self.name, seq=seq, offsets=offsets)
-            self.write_ledger(lake.Batch(self.name, seq, seq, offsets), counts, datetime.now(UTC), generation, self.stream_time)
+            self.write_ledger(batch, counts, datetime.now(UTC), generation, self.stream_time)
         return done
+
+    def renumber(self, table: lake.Table, batch: lake.Batch) -> None:
+        """Give a log's files of batches that the ledger does not have the number under which it gets them: rollups and nights
+        find a batch's records by the names of its files."""
+        left = []
+        for file in table.files():
+            if file.live and (file.live["stream"], int(file.live["hi"])) != (batch.stream, batch.hi):
+                entered = self.ledger.appended(file.live["stream"])
+                left += [file] if entered is None or int(file.live["lo"]) > entered else []
+        if left:
+            rows = lake.read(self.spark, table, files=left)
+            lake.swap(table, left, lake.write_spark(table, batch.folder, rows), {"entered as": [batch.stream, batch.hi]})
 
     def remember_time(self) -> None:
         rows, others = lake.newest_batch(self.settings, self.name), self.generation.taken

@@ -144,6 +144,10 @@ def test_what_a_killed_stream_has_left_of_a_topic_is_entered_under_a_number_that
     }
     assert told == {("one", "main", 4): (0, 1), ("two", "second", 7): (0, 1), ("one", "second", 8): (1, 3)}
     assert {r["stream_time"] for r in entered(settings, "second")} == {LATER}  # the killed batch was of events before it
+    # By that number a rollup and a night look for its records.
+    assert [(f.rows, f.live and f.live["stream"]) for f in log.files_of(8, 8, "second")] == [(2, "second")]
+    assert sorted(r["kafka"]["offset"] for r in log.delta().to_pyarrow_table().to_pylist()) == [0, 1, 2]
+    assert log.delta().to_pyarrow_table().schema == pa.schema(log.delta().schema())
 
 
 #   main      4: one, until 12:00                    8: one, a killed batch of rejects that was entered   9: nothing
