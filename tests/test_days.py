@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
@@ -580,6 +580,27 @@ def test_replay_that_goes_on_after_a_day_refuses_where_a_log_no_longer_holds_its
         return
     with pytest.raises(settle.SettleError, match=r"charges from .* on; .* Drop run replay-1 and begin again: tidemark drop"):
         settle.resume(settings, CHARGES, run)
+
+
+@pytest.mark.parametrize("state", ["staged", "published", "dropped"])
+def test_replay_that_another_process_has_finished_since_its_record_was_read_is_left_as_it_is(
+    settings: Settings, state: str
+) -> None:
+    read = Run(
+        "replay-1",
+        "failed",
+        ["2026-11-19"],
+        "",
+        NOW.isoformat(),
+        "",
+        kind="replay",
+        code=settle.code_of([closes]),
+        only=["closes"],
+    )
+    lake.save(settings, replace(read, state=state))
+    with pytest.raises(settle.SettleError, match="was dropped") if state == "dropped" else nullcontext():
+        assert settle.resume(settings, ALONE, read).state == state
+    assert lake.run_of(settings, read.id).state == state
 
 
 #   days ago    7        6     5     4        3     2     1     0         seven and four days ago something came, at the time told

@@ -321,15 +321,20 @@ def resume(settings: Settings, catalog: Catalog, run: Run, progress: Progress = 
     if not run.undecided and min(run.days, default=str(since)) < str(since):  # while it is, nothing expires
         raise SettleError(f"{why}. Drop run {run.id} and begin again: tidemark drop {run.id}")
     progress(f"going on with run {run.id}")
-    run.state, run.note = "running", ""
-    lake.save(settings, run)
+    run.note = ""
     return work(settings, catalog, run, progress)
 
 
 def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> Run:
-    """Compute a run until it is staged, and keep its record true, whatever ends it."""
+    """Compute a run until it is staged, and keep its record true, whatever ends it. One that another process has finished, or
+    dropped, since it was read is left as it is."""
     progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in run.pins.values())}")
     with Lease(settings.lake_path / "runs" / f".{run.id}.lease"):
+        if (found := lake.run_of(settings, run.id)).state not in ("running", "failed"):
+            refuse_dropped(found)
+            return found
+        run.state = "running"
+        lake.save(settings, run)
         try:
             Settling(settings, catalog, run, progress).work()
         except KeyboardInterrupt:
