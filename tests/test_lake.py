@@ -1241,6 +1241,17 @@ def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(se
     assert lake.run_of(settings, "r1").state == "dropped"
 
 
+def test_nobody_begins_to_work_on_a_run_while_it_is_dropped(settings, monkeypatch):
+    from tidemark.model import catalog
+
+    run, save, held = a_run(settings, "r1", 0), lake.save, []
+    monkeypatch.setattr(
+        lake, "save", lambda *said: (held.append(lake.is_held(settings.lake_path / "runs" / ".r1.lease")), save(*said))
+    )
+    lake.drop(settings, catalog([]), run)
+    assert (held, lake.run_of(settings, "r1").state) == ([True], "dropped")
+
+
 # -------------------------------------------------------------------------------------------------------- beside some rows
 
 

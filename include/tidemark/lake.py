@@ -1376,19 +1376,23 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
 
     Raises `LakeError` for a run that readers see, and for one that somebody works on: it would go on without what is gone.
     """
+    from filelock import FileLock, Timeout
+
     with publishing(settings, run.id):
         run = run_of(settings, run.id)
         note_published(settings, catalog, run)
         if run.published or any(t.get("published") for t in run.tables.values()):
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
-        if is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
-            raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}")
-        for name in catalog.names:
-            folder = staging(table(settings, catalog[name]), run.id)
-            if folder.exists():
-                shutil.rmtree(folder)
-        run.state = "dropped"
-        save(settings, run)
+        try:
+            with FileLock(settings.lake_path / "runs" / f".{run.id}.lease", timeout=0):  # nor may anybody begin meanwhile
+                for name in catalog.names:
+                    folder = staging(table(settings, catalog[name]), run.id)
+                    if folder.exists():
+                        shutil.rmtree(folder)
+                run.state = "dropped"
+                save(settings, run)
+        except Timeout:
+            raise LakeError(f"run {run.id} is being worked on; end that first (Ctrl-C), then: tidemark drop {run.id}") from None
 
 
 def named_folders(table: Table) -> set[str]:
