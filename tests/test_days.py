@@ -387,6 +387,41 @@ def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_
     assert lake.reopened(settings, NOW - timedelta(days=1)) == (days[max(mended)] if mended else None)
 
 
+#   days ago       3 ─── 2          mended by a run, of which this became;          then this was done
+@pytest.mark.parametrize(
+    ("state", "then", "again"),
+    [
+        ("dropped", None, [3, 2]),
+        ("rolled back", None, [3, 2]),
+        ("staged", None, None),
+        ("published", None, None),
+        ("dropped", {"state": "published", "days": [2]}, [3]),
+        ("dropped", {"state": "staged", "days": [3, 2]}, None),
+        ("dropped", {"state": "rolled back", "days": [3, 2]}, [3, 2]),
+        ("dropped", {"state": "published", "days": [3, 2], "only": ["closes"]}, [3, 2]),
+        ("dropped", {"state": "published", "days": [3, 2], "created": NOW - timedelta(hours=2)}, [3, 2]),
+    ],
+)
+def test_days_whose_mended_rejects_were_given_up_are_settled_when_rejects_are_judged_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, state: str, then: dict[str, Any] | None, again: list[int] | None
+) -> None:
+    def days(ago: Iterable[int]) -> list[str]:
+        return [str(settle.yesterday(settings) - timedelta(days=n - 1)) for n in ago]
+
+    pins = {"main": Pin("main", 6, READ, "")}
+    lake.save(settings, Run("r1", state, days([3, 2]), "", (NOW - timedelta(hours=1)).isoformat(), "", pins, kind="rejects"))
+    if then:
+        created = then.get("created", NOW - timedelta(minutes=1)).isoformat()
+        lake.save(settings, Run("r2", then["state"], days(then["days"]), "", created, "", pins, only=then.get("only", [])))
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    monkeypatch.setattr("tidemark.session.session", lambda *_: None)
+    monkeypatch.setattr(settle, "mendable", lambda *_: {})
+    monkeypatch.setattr(settle, "groups", lambda *_: [])
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    found = settle.settle_rejects(settings, ALONE, "again")
+    assert (found.days if found else None) == (days(again) if again else None)
+
+
 #   the night's pin is batch 6, the late event of the second day in batch 7, the pin of a run after it batch 8
 @pytest.mark.parametrize(
     ("late", "after", "again"),

@@ -186,7 +186,8 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     live. Returns the run to publish; None where no settled day has changed.
 
     A record is mended once: it is no reject afterwards. Cut off and done again, it finishes: the days are noted first, and
-    a rollup's rows merge. Raises `SettleError` while a replay is undecided.
+    a rollup's rows merge. Days of which a run was dropped or taken back, and that none has settled since, are settled too.
+    Raises `SettleError` while a replay is undecided.
     """
     refuse_undecided(settings)
     spark = session.session(settings, "tidemark-rejects")
@@ -195,6 +196,8 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     for former in cut_off:
         mended |= {date.fromisoformat(d) for d in former.mended}
         days |= {date.fromisoformat(d) for d in former.days} | mended
+    since, why = held_from(settings, catalog, catalog.names)
+    days |= {d for d in given_up(lake.runs(settings)) if d >= since}
     with lake.pinning(settings):
         refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
@@ -209,7 +212,6 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         if not days:
             progress("no reject is accepted by the code of now")
             return None
-        since, why = held_from(settings, catalog, catalog.names)
         if min(days) < since:
             progress(why)
         over = sorted(d for d in days if since <= d <= last)
@@ -230,6 +232,16 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         former.state, former.note = "dropped", f"its days are in run {run.id}"
         lake.save(settings, former)
     return run if over else None
+
+
+def given_up(known: Sequence[Run]) -> set[date]:
+    """Days whose rejects were accepted by a run that was dropped or rolled back, and that nobody has settled since: no file of
+    the log tells a night that they have changed."""
+    found = set[str]()
+    for former in (r for r in known if r.kind == "rejects" and r.state in ("dropped", "rolled back")):
+        later = (r for r in known if r.created > former.created and r.state in ("staged", "published") and not r.only)
+        found |= {*former.days}.difference(*(r.days for r in later))
+    return {date.fromisoformat(d) for d in found}
 
 
 def mendable(
