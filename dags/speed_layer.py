@@ -28,9 +28,9 @@ def speed_layer() -> None:
     One run a watch window (`TIDEMARK_WATCH_WINDOW`, an hour); a task for each stream. The stream is a process of its own: it
     outlives the task, the run and every process of Airflow. The task's log has a line of progress twice a minute.
 
-    * **It died, or does not beat**: started again. Five deaths in one window are told of. Fifteen fail the try with the end of
-      the stream's log; the next one begins a minute later, then after two, and so on up to ten, and
-      with the run's end at the latest. Three failed runs pause this DAG.
+    * **It died, or does not beat**: started again. Five deaths in one window are told of, and so is one that hung five times.
+      Fifteen deaths fail the try with the end of the stream's log; the next one begins a minute later, then after two, and so on
+      up to ten, and with the run's end at the latest. Three failed runs pause this DAG.
     * **Clear or mark the task**: the stream finishes its batch, however long that takes, and begins again. The run
       of a task that was marked ends five minutes later, a quarter of an hour where the stream was dead, and the next one
       starts the stream.

@@ -21,7 +21,7 @@ LOOK = 2.0
 SAY = 30.0
 """Seconds between two lines of progress in the task's log: 120 an hour."""
 TOLD = 5
-"""Deaths of a stream in one window, before somebody is told of them."""
+"""Deaths of a stream in one window before somebody is told of them, and as many times that it hung."""
 DRAINS = timedelta(minutes=3)
 """How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
 LONGEST = timedelta(minutes=10)
@@ -36,8 +36,8 @@ class WatchStream(BaseOperator):
     It is started again when it dies, or when it lives and its heartbeat is older than `TIDEMARK_STALE_AFTER`. Clearing or
     marking the task asks it to drain, however long its batch takes, and then it begins again. Wanted stopped (DAG `control`), it
     is left stopped and the task says so. With the back end `service` nothing is started or killed here: that is its container's,
-    and one whose heartbeat is too old is told of. One that dies five times within one window is told of; one that dies `deaths`
-    times fails the task with the end of its log.
+    and one whose heartbeat is too old is told of. One that dies five times within one window, or hangs so often, is told of; one
+    that dies `deaths` times fails the task with the end of its log.
     """
 
     def __init__(self, *, stream: str, window: float, deaths: int = 15, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class WatchStream(BaseOperator):
         # Not from now on: the other streams' watchers end with the run, and only the next one has all of them again.
         self.watch(context["dag_run"].start_date.timestamp() + self.window, died=0)
 
-    def watch(self, until: float, died: int) -> None:
+    def watch(self, until: float, died: int, hung: int = 0) -> None:
         from tidemark import local
         from tidemark.settings import Settings
 
@@ -63,9 +63,10 @@ class WatchStream(BaseOperator):
             self.log.info("started stream %s, pid %s, its log is %s", self.stream, process.pid, process.log)
         else:
             self.log.info("stream %s is a service; its container starts it", self.stream)
-        self.defer(trigger=StreamTrigger(self.stream, until), method_name="resume", kwargs={"until": until, "died": died})
+        so_far = {"until": until, "died": died, "hung": hung}
+        self.defer(trigger=StreamTrigger(self.stream, until), method_name="resume", kwargs=so_far)
 
-    def resume(self, context: Context, event: dict[str, Any], until: float, died: int) -> str:
+    def resume(self, context: Context, event: dict[str, Any], until: float, died: int, hung: int = 0) -> str:
         """What the trigger saw: the window is over, or the stream must be started again."""
         from tidemark import local
         from tidemark.settings import Settings
@@ -74,20 +75,26 @@ class WatchStream(BaseOperator):
             return event["said"]  # what there is to start, the next run does
         settings = Settings()
         self.log.warning("stream %s %s: %s", self.stream, event["what"], event["said"])
+        log = settings.state / "logs" / f"speed-{self.stream}.log"
         if event["what"] == "failed":
             died += 1
-            log = settings.state / "logs" / f"speed-{self.stream}.log"
             if died == TOLD or died >= self.deaths:
                 tell("stream_down", f"Stream {self.stream} died {died} times", event["said"], stream=self.stream, log=str(log))
             if died >= self.deaths:
                 end = log.read_text(errors="replace")[-3000:] if log.exists() else ""
                 raise RuntimeError(f"stream {self.stream} died {died} times in one window; the end of {log}:\n{end}")
         if event["what"] == "stale" and look(self.stream)[0] == "stale":  # while this task waited, another one may have begun
-            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            with suppress(psutil.NoSuchProcess):
                 silent = psutil.Process(local.status(settings, self.stream)["heartbeat"]["pid"])
-                silent.kill()
-                silent.wait(10)  # else it is adopted while it ends
-        self.watch(until, died)
+                family = [silent, *silent.children(recursive=True)]  # a JVM that hangs does not end with it
+                for one in family:
+                    with suppress(psutil.NoSuchProcess):
+                        one.kill()
+                psutil.wait_procs(family, 10)  # else it is adopted while it ends
+            hung += 1
+            if hung == TOLD:
+                tell("stream_down", f"Stream {self.stream} hung {hung} times", event["said"], stream=self.stream, log=str(log))
+        self.watch(until, died, hung)
         raise AssertionError("watch defers")
 
 
@@ -147,7 +154,7 @@ class StreamTrigger(BaseTrigger):
 
 def look(stream: str) -> tuple[str, str]:
     """How a stream is, and a line that says it: `runs`, `stopped` (as wanted), `failed`, `ended`, `stale`, or `silent`, which is
-    a service that should beat and does not."""
+    a service that should beat and does not, or a process that takes too long to start."""
     from tidemark import local
     from tidemark.model import duration
     from tidemark.settings import Settings
@@ -160,11 +167,13 @@ def look(stream: str) -> tuple[str, str]:
     age = now - datetime.fromisoformat(beat["at"]) if beat else timedelta(0)
     asked = now - datetime.fromisoformat(wanted["at"]) if wanted["again"] or wanted["state"] == "stopped" else DRAINS
     # One that starts says nothing until Spark is there.
-    silent = age > (local.STARTING if service and state == "starting" else duration(settings.stale_after))
+    silent = age > (local.STARTING if state == "starting" else duration(settings.stale_after))
     if local.beats(settings, stream):
         if silent and asked < DRAINS:
             return "runs", f"pid {beat['pid']} drains, as {wanted['by']} asked: {wanted['reason']}"
-        if silent and not service and state != "starting":
+        if silent and state == "starting":  # it may be at work, and would be killed at the same place again
+            return "silent", f"pid {beat['pid']} starts, and has said nothing for {age.total_seconds():.0f} s; see its log"
+        if silent:
             return "stale", f"pid {beat['pid']} has not beaten for {age.total_seconds():.0f} s"
         return "runs", line(beat, status.get("progress"))
     if local.running(settings, f"speed-{stream}") or (service and state in (None, "held") and not silent):

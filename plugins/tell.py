@@ -108,7 +108,7 @@ class Alarms:
         self.turn("rejects_surge", surge, f"Stream {self.stream} rejects {rejects / max(records, 1):.0%} of its records", said)
 
     def down(self, silent: bool, said: str) -> None:
-        """Tell of a service that does not beat: nobody here can start it again."""
+        """Tell of a stream that does not beat and that nobody here starts again."""
         self.turn("stream_down", silent, f"Stream {self.stream} is silent", said)
 
     def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:

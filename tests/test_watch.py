@@ -5,12 +5,14 @@ import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from tidemark import lake, local
@@ -208,12 +210,40 @@ def test_a_stream_that_is_stale_is_killed_and_started_and_that_is_no_death(watch
         local.stop(config, "speed-main", patience=0)
 
 
+def test_a_stream_that_hangs_again_and_again_is_told_of_once_and_started_all_the_same(
+    plugins, watcher, config, started, monkeypatch
+):
+    monkeypatch.setattr(plugins.stream, "look", lambda _: ("stale", "has not beaten for 70 s"))
+    heartbeat(config, "running", pid=2**30)
+    so_far: dict[str, Any] = {"until": 9e9, "died": 0}
+    for _ in range(11):
+        so_far = deferred(lambda: watcher.resume({}, {"what": "stale", "said": "silent"}, **so_far)).kwargs  # noqa: B023
+    assert (started, told(config), so_far["died"]) == (["main"] * 11, ["stream_down"], 0)
+
+
+def test_what_a_silent_stream_has_started_ends_with_it(plugins, watcher, config, started, monkeypatch):
+    """A JVM that hangs does not see that nobody speaks with it any more, and would keep its memory."""
+    monkeypatch.setattr(plugins.stream, "look", lambda _: ("stale", "has not beaten for 70 s"))
+    both = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}]); {DEAF}"
+    silent = local.start(config, "speed-main", [sys.executable, "-c", both])
+    try:
+        deadline = time.monotonic() + 60
+        while len(family := local.orphans(silent)) < 2:
+            assert time.monotonic() < deadline
+        heartbeat(config, "running", silent.pid)
+        deferred(lambda: watcher.resume({}, {"what": "stale", "said": "silent"}, until=9e9, died=0))
+        assert [one.pid for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        local.stop(config, "speed-main", patience=0)
+
+
 @pytest.mark.parametrize(
     ("state", "ago", "wanted", "backend", "what"),
     [
         ("running", 0, "running", "process", "runs"),
         ("running", 120, "running", "process", "stale"),
         ("starting", 120, "running", "process", "runs"),
+        ("starting", 700, "running", "process", "silent"),
         ("failed", 0, "running", "process", "failed"),
         ("stopped", 0, "running", "process", "ended"),
         ("stopped", 0, "stopped", "process", "stopped"),

@@ -36,7 +36,7 @@ SOURCES = Path(__file__).parent.parent
 IVY, HASHES = SOURCES / "ivy.xml", SOURCES / "jars.sha256"
 BROKER = "broker"
 STARTING = timedelta(minutes=10)
-"""How long a service that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
+"""How long a stream that starts may be silent: Spark comes up, and what a rollup lacks is rolled from the log."""
 SILENT: Mapping[str, timedelta] = {
     "starting": timedelta(minutes=2),
     "running": timedelta(seconds=15),
@@ -44,7 +44,7 @@ SILENT: Mapping[str, timedelta] = {
 }
 """After how long without a heartbeat a stream is called silent, by what its last one said: while a JVM starts there is none.
 
-It is what people are shown. What is done about it is done after `TIDEMARK_STALE_AFTER`, and of a service that starts `STARTING`.
+It is what people are shown. What is done about it is done after `TIDEMARK_STALE_AFTER`, and of one that starts `STARTING`.
 """
 ALIVE = tuple(SILENT)
 """What the heartbeat of a stream says that has not ended."""
