@@ -777,7 +777,8 @@ class Drill:
         acknowledged = {(t["partition"], t["offset"]): t["value"] for t in told}
         unseen = {(p, o) for p, start, until in self.unseen for o in range(start, until)}
         sql = f"SELECT kafka.partition, kafka.offset, kafka.value FROM {PAGE_VIEWS.name}"
-        rows = [(p, o, bytes(v)) for p, o, v in query.query(self.settings, CATALOG, sql, rows=10_000_000).rows]
+        with query.connect(self.settings, CATALOG, [PAGE_VIEWS.name]) as db:  # a soak's millions are more than `query` answers
+            rows = [(p, o, bytes(v)) for p, o, v in db.execute(sql).fetchall()]
         held = {(p, o): v for p, o, v in rows}
         entered: Counter[int] = Counter()
         for row in lake.ledger_rows(self.settings, "main"):

@@ -293,6 +293,14 @@ def test_limits_greater_than_any_are_none(ask):
     assert (found.rows, found.truncated) == ([(1,)], False)
 
 
+@pytest.mark.parametrize("text", ["repeat('a', 1000)", "[repeat('a', 1000)]", "{'value': repeat('a', 1000)::BLOB}"])
+def test_few_rows_but_large_ones_are_refused_before_they_fill_the_memory(ask, monkeypatch, text):
+    monkeypatch.setattr("tidemark.query.LARGEST", 100_000)
+    assert len(ask(f"SELECT {text} FROM range(50)").rows) == 50
+    with pytest.raises(QueryError, match=r"the query needs more than 1GB of memory; ask for fewer days or columns"):
+        ask(f"SELECT {text} FROM range(1000000000)", rows=1000)
+
+
 def test_query_longer_than_the_limit_is_stopped(ask):
     with pytest.raises(QueryError, match=r"longer than 0.2 seconds"):
         ask("SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b", seconds=0.2)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 MEMORY = "1GB"
+"""What DuckDB may take, and beside it the rows of an answer."""
+LARGEST = 10**9
 GRACE = 5.0
 """Seconds that DuckDB has for stopping once it is told to."""
 THREAD = "tidemark-query"
@@ -142,7 +144,7 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
             f"the query took longer than {seconds:g} seconds and was stopped; ask for fewer days "
             "(day is the partition), or give it longer with --seconds"
         ) from None
-    except duckdb.OutOfMemoryException:
+    except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryError(f"the query needs more than {MEMORY} of memory; ask for fewer days or columns") from None
     except duckdb.Error as error:
         raise QueryError(sentence(str(error), known)) from None
@@ -171,7 +173,13 @@ class Asking:
     def ask(self, sql: str, rows: int) -> None:
         try:
             self.connection.execute(sql)
-            self.told.put((self.connection.description or [], self.connection.fetchmany(min(rows + 1, sys.maxsize))))
+            found, size = list[tuple[Any, ...]](), 0
+            while len(found) <= rows and (row := self.connection.fetchone()):
+                found.append(row)
+                if (size := size + memory_of(row)) > LARGEST:
+                    found.clear()
+                    raise MemoryError
+            self.told.put((self.connection.description or [], found))
         except BaseException as error:
             self.told.put(error)
 
@@ -192,6 +200,12 @@ class Asking:
             self.thread.join(GRACE)
         if not self.thread.is_alive():
             self.connection.close()
+
+
+def memory_of(value: Any) -> int:
+    """Bytes that a value of an answer takes, what is inside it included."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sys.getsizeof(value) + sum(map(memory_of, inside))
 
 
 def goes_on() -> bool:
