@@ -596,14 +596,20 @@ class Drill:
         return at
 
     def killed_run(self, *argv: str) -> float:
-        """Have a settling or a replay die at the point of this round, or at a random moment."""
+        """Have a settling or a replay die at the point of this round, or at a random moment, before it compares at the latest.
+        Raises `AssertionError` where it is over before."""
         if self.point:
             return self.dies_at(self.point, *argv)
-        run = self.starts(argv[0], *argv)
-        time.sleep(self.random.uniform(5, 25))
+        run, moment = self.starts(argv[0], *argv), time.monotonic() + self.random.uniform(5, 25)
+        until(lambda: time.monotonic() > moment or not run.alive() or self.judges(), 60, between=0.05)
+        assert run.alive(), f"{argv[0]} was over before it was killed"
         at = time.time()
         self.kill(run)
         return at
+
+    def judges(self) -> bool:
+        """Whether the newest run has asked its checks, and only compares yet."""
+        return any(run.state == "running" and run.tables for run in lake.runs(self.settings)[-1:])
 
     def dies_at(self, point: str, *argv: str) -> float:
         """Have a command kill itself at a point. Raises `AssertionError` where it never comes there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in
 from bench.replay import differing
 from bench.world import World
 from page_lake import AT, COUNTED, write
+
+from tidemark import lake, local
 
 WHOLE = Outcome("broker_killed", 9.0, 10, 0, 0, 0, 0, {}, 0, "")
 
@@ -53,6 +56,23 @@ def test_as_many_rounds_as_a_fault_has_points_die_at_each_of_them_once(fault):
 def test_a_fault_that_breaks_off_is_an_outcome_that_did_not_hold(drill):
     outcome = drill.tried("file_gone", last=False)  # there is no lake to read
     assert (outcome.held, outcome.drill, outcome.failed != "") == (False, "file_gone", True)
+
+
+def test_a_run_that_is_over_before_it_was_killed_was_not_tried(drill, monkeypatch):
+    monkeypatch.setattr(drill, "starts", lambda name, *_: local.start(drill.settings, name, [sys.executable, "-c", ""]))
+    monkeypatch.setattr(drill.random, "uniform", lambda *_: 30)
+    with pytest.raises(AssertionError, match="settle was over before it was killed"):
+        drill.killed_run("settle")
+
+
+@pytest.mark.parametrize("tables", [{}, {"hourly_traffic": {"gate": "passed"}}], ids=["stages", "compares"])
+def test_a_run_judges_once_its_record_names_tables(drill, tables):
+    """One that was killed before and settled since is not the newest."""
+    for n, (state, said) in enumerate(
+        (("running", {"hourly_traffic": {}}), ("staged", {"hourly_traffic": {}}), ("running", tables))
+    ):
+        lake.save(drill.settings, lake.Run(f"r{n}", state, [], "", f"2026-11-19T12:00:0{n}+00:00", "", tables=said))
+    assert drill.judges() is bool(tables)
 
 
 @pytest.mark.parametrize(
