@@ -10,7 +10,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from tidemark import fold, kafka, lake, quality, session
-from tidemark.model import Catalog, Topic
+from tidemark.model import Catalog, Declared, Topic, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +39,7 @@ class Damage:
 @dataclass(frozen=True)
 class Repaired:
     """What became of one table: `rows` that are there again, and the command that does the rest, where there is one, or why a
-    person has to."""
+    person has to: of such a table no file is repaired."""
 
     table: str
     files: int
@@ -76,37 +76,41 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
     """Make a log's damaged files again from Kafka, and have rollups and views name theirs no more: those are replayed. Verdicts
     are written again from what is kept beside their runs' records.
 
-    Beside a running stream too. Raises `RepairError`, and nothing is done to that table, where Kafka no longer holds what a
-    log's file held, where nobody knows what it held, and for the ledger, which is made of nothing else. Verdicts that nothing
-    holds any more keep nothing else from being repaired: that is said last.
+    Beside a running stream too. What cannot be repaired says why, and keeps nothing else from it but what is made of it: a log
+    of which Kafka no longer holds what a file held, or nobody knows what it held, and verdicts that nothing holds any more.
+    Raises `RepairError` for the ledger, which is made of nothing else.
     """
-    done = []
+    done, left = list[Repaired](), set[str]()
     ledger, verdicts = lake.ledger(settings), lake.verdicts(settings)
     if files := damaged(ledger):
         raise RepairError(f"table {ledger.name}: {files[0].path} {wrong(ledger, files[0])}; put it back from a copy")
-    for topic in catalog.topics.values():
-        table = lake.table(settings, topic)
-        if files := damaged(table):
-            again(settings, topic, table, files)
-            done.append(Repaired(table.name, len(files), sum(f.rows for f in files), None))
-            progress(f"{table.name}: {len(files)} files made again from Kafka")
-    for declared in catalog.derived:
-        table = lake.table(settings, declared)
-        if files := damaged(table):
-            if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
-                raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
-            first = min(f.day for f in files if f.day)
-            then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
-            done.append(Repaired(table.name, len(files), 0, then))
-            progress(f"{table.name}: {len(files)} files named no more")
-    try:
-        if files := damaged(verdicts):
-            kept(settings, verdicts, files)
-            done.append(Repaired(verdicts.name, len(files), sum(f.rows for f in files), None))
-            progress(f"{verdicts.name}: {len(files)} files written again from what is kept beside the runs' records")
-    except (RepairError, lake.LakeError) as error:
-        done.append(Repaired(verdicts.name, 0, 0, str(error)))
+    declared = [(lake.table(settings, d), d) for d in (*catalog.topics.values(), *catalog.derived)]
+    for table, one in (*declared, (verdicts, None)):
+        try:
+            if files := damaged(table):
+                if one and (wanting := sorted(left & needed(catalog, [one.name]))):
+                    raise RepairError(f"table {table.name} is made of {', '.join(wanting)}, which must be repaired before")
+                done.append(mended(settings, one, table, files))
+                progress(f"{table.name}: {len(files)} files {'named no more' if done[-1].then else 'made again'}")
+        except (RepairError, lake.LakeError, kafka.TopicMissing, ConnectionError) as error:
+            done.append(Repaired(table.name, 0, 0, str(error)))
+            left |= {one.name} if one else set()
     return done
+
+
+def mended(settings: Settings, declared: Declared | None, table: lake.Table, files: Sequence[lake.File]) -> Repaired:
+    """One table's damaged files, by what it is of; of nothing for the verdicts. Raises `RepairError`."""
+    if isinstance(declared, Topic):
+        again(settings, declared, table, files)
+    elif declared is None:
+        kept(settings, table, files)
+    else:
+        if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
+            raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+        first = min(f.day for f in files if f.day)
+        then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
+        return Repaired(table.name, len(files), 0, then)
+    return Repaired(table.name, len(files), sum(f.rows for f in files), None)
 
 
 def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[lake.File]) -> None:

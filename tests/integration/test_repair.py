@@ -133,8 +133,9 @@ def test_what_kafka_no_longer_holds_is_refused_and_nothing_is_done(shop: Shop) -
     (file,) = log.files()
     (log.path / file.path).unlink()
     version = log.delta().version()
-    with pytest.raises(repair.RepairError, match=rf"partition {partition} offsets 0 to 0 are deleted; put it back from a copy"):
-        repair.repair(shop.settings, shop.catalog)
+    (one,) = repair.repair(shop.settings, shop.catalog)
+    assert (one.table, one.files, one.rows) == (log.name, 0, 0)
+    assert f"partition {partition} offsets 0 to 0 are deleted; put it back from a copy" in str(one.then)
     assert log.delta().version() == version and shop.damage() == [(log.name, "is gone")]
 
 
@@ -196,3 +197,17 @@ def test_verdicts_that_nothing_holds_any_more_keep_nothing_else_from_being_repai
     one, other = repair.repair(settings, declared("clicks"))
     assert (one.table, one.then, other.files) == (minutes.name, THEN, 0) and re.match(why, str(other.then))
     assert {d.table for d in repair.damage(settings, declared("clicks"))} == {"verdicts"}
+
+
+def test_log_that_cannot_be_made_again_keeps_nothing_from_being_repaired_but_what_is_made_of_it(
+    settings: Settings, nights: tuple[lake.Table, lake.Table]
+) -> None:
+    verdicts, minutes = nights
+    clicks = written(lake.table(settings, declared("clicks")["clicks"]), "optimized", pa.Table.from_pylist([{"day": TODAY}]))
+    for table, folder in ((clicks, "optimized"), (verdicts, "second")):
+        shutil.rmtree(table.path / "live" / folder)
+    done = {d.table: d for d in repair.repair(settings, declared("clicks"))}
+    assert (done[clicks.name].files, done[minutes.name].files, done["verdicts"].rows) == (0, 0, 2)
+    assert "was not written by a stream" in str(done[clicks.name].then)
+    assert done[minutes.name].then == "table rollups/minutes is made of clicks, which must be repaired before"
+    assert {d.table for d in repair.damage(settings, declared("clicks"))} == {clicks.name, minutes.name}
