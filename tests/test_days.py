@@ -422,6 +422,22 @@ def test_days_whose_mended_rejects_were_given_up_are_settled_when_rejects_are_ju
     assert (found.days if found else None) == (days(again) if again else None)
 
 
+@pytest.mark.parametrize(("came_to", "state"), [("published", "published"), ("failed", "dropped")])
+def test_run_that_was_at_work_when_rejects_were_judged_again_is_not_dropped_once_it_is_published(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, came_to: str, state: str
+) -> None:
+    pins = {"main": Pin("main", 6, READ, "")}
+    other = Run("r1", "running", [str(settle.yesterday(settings))], "", NOW.isoformat(), "", pins, kind="rejects")
+    lake.save(settings, other)
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    monkeypatch.setattr("tidemark.session.session", lambda *_: None)
+    monkeypatch.setattr(settle, "mendable", lambda *_: {})
+    monkeypatch.setattr(settle, "groups", lambda *_: [])
+    monkeypatch.setattr(settle, "work", lambda *_: lake.save(settings, replace(other, state=came_to)))
+    settle.settle_rejects(settings, ALONE, "at once")
+    assert lake.run_of(settings, "r1").state == state
+
+
 #   the night's pin is batch 6, the late event of the second day in batch 7, the pin of a run after it batch 8
 @pytest.mark.parametrize(
     ("late", "after", "again"),

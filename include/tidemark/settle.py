@@ -228,9 +228,10 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     else:
         run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
         lake.save(settings, run)
-    for former in cut_off:
-        former.state, former.note = "dropped", f"its days are in run {run.id}"
-        lake.save(settings, former)
+    for former in (lake.run_of(settings, r.id) for r in cut_off):
+        if former.state in ("running", "failed"):  # else it was not cut off, but at work in another process
+            former.state, former.note = "dropped", f"its days are in run {run.id}"
+            lake.save(settings, former)
     return run if over else None
 
 
