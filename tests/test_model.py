@@ -194,6 +194,15 @@ VIEW = {
         lambda: hours(reads={"panes": hours()}, lookahead="1 minute"),
         "looks ahead at view some_hours, of which a night has no settled rows after its day; read what that view reads",
     ),
+    "a live lookahead at live views beside a rollup": (
+        lambda: hours(
+            lambda panes, one, other: panes,
+            reads={"panes": PANES, "one": HOURS, "other": hours(named("others", lambda panes: panes), live=LIVE)},
+            lookahead="1 minute",
+            live=LIVE,
+        ),
+        "looks ahead at view hourly, others, of which a night has no settled rows after its day; read what those views read",
+    ),
     "lookahead in years": (lambda: hours(lookahead="1 year"), 'lookahead: "1 year" is not a length of time'),
 }
 
