@@ -1,6 +1,7 @@
 """The stream's clockwork that needs neither Kafka nor Spark; what it does with them is in tests/integration."""
 
 import json
+import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -250,6 +251,22 @@ def test_of_what_a_rollup_lacks_a_stream_that_is_asked_to_end_finishes_the_step(
     stream.roll_what_lacks()
     assert rolled == [6]
     assert local.status(settings)["heartbeat"]["state"] == "starting"  # told before each step, so nobody takes it for silent
+
+
+@pytest.mark.parametrize("newest", ["second", "main.before-2-1"])
+def test_a_topic_is_known_by_the_id_that_the_stream_had_read_which_began_with_it_last(settings: Settings, newest: str) -> None:
+    """What was set aside tells too: a stream that left a topic may take it up again."""
+    aside = "main.before-2-1"
+    read = {"main": {"views": "v"}, "second": {"clicks": "second"}, aside: {"clicks": aside, "views": "v"}}
+    for name, ids in read.items():
+        file = settings.checkpoints / name / "tidemark.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"topic_ids": ids}))
+        os.utime(file, (at := 2 if name == newest else 1, at))
+    (settings.checkpoints / "third").mkdir()
+    stream = object.__new__(speed.Stream)
+    stream.settings = settings
+    assert stream.ids_read() == {"clicks": newest, "views": "v"}
 
 
 @view(reads={"clicks": search_clicks}, key=("hour",), time="hour", live=Live("1 minute", "30 minutes"))
