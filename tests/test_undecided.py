@@ -99,10 +99,11 @@ def lived(settings: Any) -> Any:
 
 
 def staged(settings: Any, name: str, kind: str, seq: int, days: tuple[date, ...], first: int, **more: Any) -> lake.Run:
-    """A run with a row of each of its days, numbered from `first`; the rollup has one of each day that was not over, too."""
+    """A run with a row of each of its days, numbered from `first`; the rollup has one of each day that was not over, too. From
+    zero there are none."""
     run = recorded(settings, name, kind, days, seq, **more)
     for declared in (minutes, hours):
-        numbers = dict(enumerate(run.days_of(declared), first))
+        numbers = dict(enumerate(run.days_of(declared) if first else (), first))
         write_deltalake(lake.staging(lake.table(settings, declared), name), rows(numbers), partition_by=["day"])
         run.tables[declared.name] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 1}
     lake.save(settings, run)
@@ -353,15 +354,16 @@ def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swep
     lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
 
 
-def test_run_is_not_dropped_while_somebody_publishes_it(lived):
-    run, turn = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.publishing(lived, "night-1")
+@pytest.mark.parametrize("first", [30, 0], ids=["a row", "an empty day"])
+def test_run_is_not_dropped_while_somebody_publishes_it(lived, first):
+    run, turn = staged(lived, "night-1", "settle", 4, (YESTERDAY,), first), lake.publishing(lived, "night-1")
     with ThreadPoolExecutor(1) as pool:
         with turn:
             dropped = pool.submit(lake.drop, lived, CATALOG, lake.run_of(lived, run.id))
             settle.swap_in(lived, CATALOG, lake.run_of(lived, run.id), {"minutes", "hours"})
         with pytest.raises(lake.LakeError, match="run night-1 is published"):
             dropped.result()
-    assert read(lived)["minutes"][YESTERDAY] == [30]
+    assert read(lived)["minutes"].get(YESTERDAY) == ([first] if first else None)
 
 
 def test_roll_back_that_was_killed_between_two_tables_is_finished(lived):
