@@ -427,15 +427,19 @@ def test_a_surge_of_rejects_is_told_once_by_the_batches_of_ten_minutes(plugins, 
         assert told(config) == (["rejects_surge"] if rejects == 300 else [])
 
 
-def test_the_last_batch_of_a_stream_that_stands_still_is_told_of_once(plugins, config, monkeypatch):
+def test_the_last_batch_of_a_stream_that_stands_still_is_told_of_once_and_the_next_surge_again(plugins, config, monkeypatch):
     alarms = plugins.tell.Alarms("main")
     heartbeat(config, "running")
     progress(config, 1, 300, 300)
     alarms.look()
-    monkeypatch.setattr(plugins.tell, "OVER", 0.0)  # ten minutes later, and again
-    for watcher in (alarms, alarms, plugins.tell.Alarms("main")):
-        watcher.look()
+    with monkeypatch.context() as later:
+        later.setattr(plugins.tell, "OVER", 0.0)  # ten minutes later, and again
+        for watcher in (alarms, alarms, plugins.tell.Alarms("main")):
+            watcher.look()
     assert told(config) == ["rejects_surge"]
+    progress(config, 2, 300, 300)
+    alarms.look()
+    assert told(config) == ["rejects_surge"] * 2
 
 
 def test_few_rejects_are_no_surge(plugins, config):
