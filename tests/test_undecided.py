@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DateType, StructField, StructType
 
 from tidemark import fold, lake, settle, speed
 from tidemark.model import Catalog, Topic, rollup, view
@@ -64,6 +64,26 @@ def test_rejects_are_mended_beside_what_is_decided_and_beside_a_night(settings, 
     recorded(settings, "r1", kind, (YESTERDAY,), state=state)
     with pytest.raises(settle.SettleError, match="no stream has committed a batch yet"):  # which is asked next
         settle.settle_rejects(settings, NOTHING, "page may be null")
+
+
+def test_what_was_cut_into_days_in_another_zone_is_not_read_by_days_of_this_one(settings, monkeypatch):
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: None)
+    day = StructField("day", DateType(), metadata={"comment": "the business day, UTC"})
+    lake.table(settings, CLICKS).create(StructType().add("id", "string").add(day))
+    tokyo, catalog = settings.model_copy(update={"zone": "Asia/Tokyo"}), Catalog({"clicks": CLICKS}, {}, {})
+    stream = speed.Stream(tokyo, catalog, "main", settings.state / "main")
+    for work in (
+        lambda: settle.settle(tokyo, catalog, [BEFORE], "by hand"),
+        lambda: settle.replay(tokyo, catalog, "a mistake"),
+        lambda: settle.settle_rejects(tokyo, catalog, "page may be null"),
+        stream.make_tables,
+    ):
+        with pytest.raises(
+            lake.LakeError, match=r"log/clicks are those of UTC, and TIDEMARK_ZONE is Asia/Tokyo; set TIDEMARK_ZONE=UTC"
+        ):
+            work()
+    lake.refuse_other_zone(settings, [CLICKS])
+    assert lake.runs(settings) == []
 
 
 CLICKS = Topic("clicks", key="id", partitions=1, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", event_time="at")

@@ -337,6 +337,20 @@ def event_column(topic: Topic) -> str | None:
     return topic.event_time if not topic.compacted and re.fullmatch(r"\w+", topic.event_time) else None
 
 
+def refuse_other_zone(settings: Settings, topics: Iterable[Topic]) -> None:
+    """Raises `LakeError` where the days of these topics' logs, as the first log that says so has them, are of another business
+    zone: records of a day would be looked for in the files of another one, and be missing from both."""
+    for log in (table(settings, topic) for topic in topics):
+        comments = {f.name: f.metadata.get("comment") or "" for f in log.delta().schema().fields} if log.exists else {}
+        if was := comments.get("day", "").rpartition(", ")[2]:
+            if was != settings.zone:
+                raise LakeError(
+                    f"the days of {log.path} are those of {was}, and TIDEMARK_ZONE is {settings.zone}; set TIDEMARK_ZONE={was}, "
+                    f"or move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
+                )
+            return
+
+
 def ledger(settings: Settings) -> Table:
     return Table(settings.lake_path, "ledger", "started_at")
 

@@ -388,6 +388,7 @@ def new_run(
 
 
 def pinned(settings: Settings, catalog: Catalog) -> dict[str, lake.Pin]:
+    lake.refuse_other_zone(settings, catalog.topics.values())
     pins = lake.pins(settings, catalog.streams)
     if not pins:
         raise SettleError("no stream has committed a batch yet, so there is nothing to settle; start it with: tidemark up")

@@ -354,6 +354,7 @@ class Stream:
 
     def make_tables(self) -> None:
         """Create what is missing; a rollup or view whose function does not fit its sources is set aside."""
+        lake.refuse_other_zone(self.settings, self.catalog.topics.values())
         for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             if isinstance(schema, Exception):
                 if isinstance(declared, Topic):
