@@ -167,12 +167,21 @@ def test_wrong_setting_is_one_sentence_and_exit_code_2(run, environment):
     assert ended.stderr.startswith('tidemark: TIDEMARK_ZONE=Mars/Olympus: "Mars/Olympus" is not a time zone')
 
 
-def test_file_of_settings_that_cannot_be_read_is_one_sentence_and_exit_code_2(run, tmp_path, monkeypatch):
-    (tmp_path / ".env").write_bytes(b"TIDEMARK_ZONE=\xff")
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (b"TIDEMARK_ZONE=\xff", "'utf-8' codec can't decode"),
+        (b"# of us\n\nTIDEMARK_ZONE: Asia/Tokyo\nTIDEMARK_REPLICATION=3", "line 3 is not NAME=value with its quotes closed\n"),
+        (b'TIDEMARK_REPLICATION=3\nTIDEMARK_ZONE="Asia/Tokyo', "line 2 is not NAME=value with its quotes closed\n"),
+    ],
+    ids=["not text", "a colon", "an open quote"],
+)
+def test_file_of_settings_that_cannot_be_read_is_one_sentence_and_exit_code_2(run, tmp_path, monkeypatch, lines, why):
+    (tmp_path / ".env").write_bytes(lines)
     monkeypatch.setitem(Settings.model_config, "env_file", tmp_path / ".env")
     ended = run("runs")
     assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
-    assert ended.stderr.startswith(f"tidemark: the settings in {tmp_path}/.env cannot be read: 'utf-8' codec can't decode")
+    assert ended.stderr.startswith(f"tidemark: the settings in {tmp_path}/.env cannot be read: {why}")
 
 
 @pytest.mark.parametrize("words", [["runs"], ["status"], ["verify"], ["report"], ["speed"], ["down"]])

@@ -171,11 +171,13 @@ def prepare(context: typer.Context) -> None:
 
 
 def settings() -> Settings:
+    from pydantic_settings import SettingsError
+
     from tidemark.settings import Settings
 
     try:
         return Settings()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, SettingsError) as error:
         raise Wrong(f"the settings in {Settings.model_config['env_file']} cannot be read: {error}") from None
 
 

@@ -5,6 +5,7 @@ Another file than `.env` is read where the variable `TIDEMARK_ENV_FILE` names on
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from functools import cached_property
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Literal, Self
 from zoneinfo import ZoneInfo, available_timezones
 
+from dotenv.parser import parse_stream
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from tidemark.model import NAME, duration
 
 ROOT = Path(__file__).parents[2]
 """The checkout: `dags`, `plugins` and `spark_apps` lie beside `include`."""
+logging.getLogger("dotenv.main").setLevel(logging.ERROR)  # of a line that it passes over, which is refused here
 PLATFORMS = ("dingtalk", "wecom")
 """Whose robots are known."""
 
@@ -145,6 +148,19 @@ class Settings(BaseSettings):
     """The most rows that `tidemark query` returns."""
     query_seconds: int = Field(default=60, ge=1)
     """The longest that `tidemark query` runs."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Raises `SettingsError` for a line of `.env` that cannot be read, and does not show it: it may be a secret's."""
+        file = Path(getattr(named["dotenv_settings"], "env_file", None) or os.devnull)
+        if file.is_file():
+            with file.open(encoding="utf-8") as text:
+                if wrong := next((said.original for said in parse_stream(text) if said.error), None):
+                    line = wrong.line + len(wrong.string.partition(wrong.string.lstrip())[0].splitlines())
+                    raise SettingsError(f"line {line} is not NAME=value with its quotes closed")
+        return super().settings_customise_sources(settings_cls, *sources, **named)
 
     @field_validator("home", "lake", "jars_dir")
     @classmethod
