@@ -25,6 +25,7 @@ from typer.testing import CliRunner, Result
 from tidemark import __main__ as cli
 from tidemark import airflow, compare, kafka, lake, local, session, settle, watch
 from tidemark.local import Lease
+from tidemark.model import Catalog, Topic
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -330,6 +331,14 @@ def test_rejects_are_listed_with_reason_and_bytes(run, config):
     assert lines[2] == "3\t2\t2026-11-19 12:00:00\tnot JSON\t\\xff<html>"
     assert json.loads(run("rejects", "page_views", "--limit", "1", "--json").stdout)[0]["offset"] == 3
     assert run("rejects", "page_views", "--day", "2026-11-18").stdout.count("\n") == 1
+
+
+def test_rejects_of_a_topic_that_is_called_by_a_word_of_sql_are_listed(run, config, monkeypatch):
+    topic = Topic("order", key="id", partitions=1, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", event_time="at")
+    monkeypatch.setattr(cli, "catalog", lambda: Catalog({"order": topic}, {}, {}))
+    write(config, "log/order", [record(1, b"{", "not JSON")], LOG)
+    assert run("rejects").stdout == "topic\treject\trecords\norder\tnot JSON\t1\n"
+    assert run("rejects", "order").stdout.splitlines()[1].endswith("not JSON\t{")
 
 
 def test_rejects_are_as_many_as_were_asked_for_and_a_cut_is_told(run, config, environment):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tidemark import __main__ as cli
 from tidemark import lake, quality
 from tidemark import report as engine
+from tidemark.model import Catalog, Live, Topic, View
 from tidemark.pipelines import CATALOG
 from tidemark.report import ReportError, report
 from tidemark.settings import Settings
@@ -369,6 +370,27 @@ def test_failed_check_of_a_topic_that_a_person_took_over_holds_nothing_back(sett
     found = engine.stands(settings, CATALOG, DAY)
     assert (found.state, found.held) == ("published", {})
     assert found.over == {"page_views": [*failed["reasons"], "page_views was published all the same: they are the same"]}
+
+
+def test_a_topic_and_a_view_may_be_called_by_words_of_sql(settings, monkeypatch):
+    noon, schema = datetime(2024, 11, 20, 12, tzinfo=UTC), "id STRING NOT NULL, viewed_at TIMESTAMP NOT NULL"
+    order = Topic("order", key="id", partitions=1, schema=schema, event_time="viewed_at")
+    group = View("group", lambda order: order, {"order": order}, ("table", "end"), "end", Live("1 minute", "1 hour"))
+    own = Catalog({"order": order}, {}, {"group": group})
+    monkeypatch.setitem(globals(), "CATALOG", own)
+    monkeypatch.setitem(SCHEMAS, "order", SCHEMAS["page_views"])
+    monkeypatch.setitem(SCHEMAS, "group", pa.schema([("table", pa.string()), ("end", UTC_TIME), *COUNTS[2:]]))
+    put(
+        settings,
+        "ledger",
+        "live/main-0-0-aa",
+        [{"topic": "order", "partition": 0, "from_offset": 0, "stream_time": noon, "day": DAY}],
+    )
+    put(settings, "order", "live/main-0-0-aa", [event(0, noon), event(1, noon, "not JSON")])
+    put(settings, "group", "live/main-0-0-aa", [{"table": "a", "end": noon, "settled": False, "day": DAY}])
+    page = report(settings, own, DAY)
+    assert "This cannot be had" not in page.read_text() and "group: 1 row, live" in page.read_text()
+    assert [rows(page, part)[0][:2] for part in ("Late events", "Rejects")] == [["order", "1"], ["order", "not JSON"]]
 
 
 def test_an_empty_lake_has_its_report(settings):

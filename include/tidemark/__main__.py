@@ -1238,7 +1238,7 @@ def rejects(
     if topic is None:
         there = lake.written({n: p for n, p in lake.places(config, catalog()).items() if n in catalog().topics})
         counts = [
-            f"SELECT '{n}' AS topic, reject, count(*) AS records FROM {n} WHERE {where} GROUP BY ALL" for n in sorted(there)
+            f"SELECT '{n}' AS topic, reject, count(*) AS records FROM \"{n}\" WHERE {where} GROUP BY ALL" for n in sorted(there)
         ]
         sql = f"{' UNION ALL '.join(counts)} ORDER BY topic, records DESC, reject" if counts else "SELECT 1 WHERE false"
         columns: tuple[str, ...] = ("topic", "reject", "records")
@@ -1247,7 +1247,7 @@ def rejects(
         fields = (
             'kafka.partition AS partition, kafka.offset AS "offset", kafka.timestamp AS arrived, reject, kafka.value AS value'
         )
-        sql = f'SELECT {fields} FROM {name} WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}'
+        sql = f'SELECT {fields} FROM "{name}" WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}'
         columns = ("partition", "offset", "arrived", "reject", "value")
     found = lake.query(config, catalog(), sql, rows=limit if topic else None)
     if json_:

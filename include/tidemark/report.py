@@ -424,7 +424,7 @@ def newest(settings: Settings, catalog: Catalog, day: date, views: Sequence[View
     says, tables, figures = [], [], []
     for view in views:
         both = listed((day, day - DAY))
-        counted = f"SELECT day, count(*) AS n, bool_and(settled) AS settled FROM {view.name} WHERE day IN ({both}) GROUP BY day"
+        counted = f'SELECT day, count(*) AS n, bool_and(settled) AS settled FROM "{view.name}" WHERE day IN ({both}) GROUP BY day'
         count = {r["day"]: r for r in ask(settings, catalog, counted)}
         now, before = (count[d]["n"] if d in count else 0 for d in (day, day - DAY))
         live = "" if day not in count or count[day]["settled"] else ", live"
@@ -441,8 +441,8 @@ def newest(settings: Settings, catalog: Catalog, day: date, views: Sequence[View
 
 def newest_of(view: View, day: date | str, limit: int) -> str:
     """SQL for the newest rows that a view has of a day."""
-    order = ", ".join([f"{view.time} DESC", *(c for c in view.key if c != view.time)])
-    return f"SELECT * FROM {view.name} WHERE day = DATE '{day}' ORDER BY {order} LIMIT {limit}"
+    order = ", ".join([f'"{view.time}" DESC', *(f'"{c}"' for c in view.key if c != view.time)])
+    return f"SELECT * FROM \"{view.name}\" WHERE day = DATE '{day}' ORDER BY {order} LIMIT {limit}"
 
 
 def shown_as(value: Any) -> str:
@@ -497,7 +497,7 @@ def lateness(settings: Settings, catalog: Catalog, day: date) -> Section:
             SELECT count(*) AS events{counts}, max(late) AS latest FROM (
                 SELECT stream_time - happened AS late
                 FROM (SELECT kafka.partition AS p, kafka."offset" AS o, {topic.event_time} AS happened
-                      FROM {topic.name} WHERE day = DATE '{day}' AND reject IS NULL AND kafka.value IS NOT NULL) events
+                      FROM "{topic.name}" WHERE day = DATE '{day}' AND reject IS NULL AND kafka.value IS NOT NULL) events
                 ASOF LEFT JOIN (SELECT "partition" AS p, from_offset AS o, stream_time
                       FROM ledger WHERE topic = '{topic.name}' AND day >= DATE '{day - DAY}') batches
                 ON events.p = batches.p AND events.o >= batches.o)"""
@@ -528,7 +528,7 @@ def rejects(settings: Settings, catalog: Catalog, day: date) -> Section:
     records: Counter[tuple[str, date]] = Counter()
     refused: Counter[tuple[str, str, date]] = Counter()
     for name in (n for n in catalog.topics if n in there):
-        sql = f"SELECT day, reject, count(*) AS records FROM {name} WHERE day IN ({listed(days)}) GROUP BY ALL"
+        sql = f'SELECT day, reject, count(*) AS records FROM "{name}" WHERE day IN ({listed(days)}) GROUP BY ALL'
         for r in ask(settings, catalog, sql):
             records[name, r["day"]] += r["records"]
             if r["reject"] is not None:
