@@ -66,7 +66,8 @@ def run(world: World, name: str, warm: float, hold: float) -> dict[str, float]:
     """Have an engine read the topic from offset zero; says `{events, wall, cpu}` between two of its commits.
 
     The first is the next one when it has read for `warm` seconds, or a quarter of the topic; the second the first one `hold`
-    seconds later, or the last where it has read everything. Raises `RuntimeError` with what it said where it ends.
+    seconds later, or the last where it has read everything. Raises `RuntimeError` with what it said where it ends, and
+    `TimeoutError` where a quarter of an hour brings no commit.
     """
     group, ends = f"race-{name.lower().replace(' ', '-')}-{time.time_ns()}", world.ends()
     watch = Consumer(kafka.client_config(world.settings) | {"group.id": group, "enable.auto.commit": False})
@@ -96,12 +97,12 @@ def run(world: World, name: str, warm: float, hold: float) -> dict[str, float]:
         return seen[0], tree.cpu(), time.monotonic()
 
     try:
-        commits(0, 300)
+        commits(0, 900)
         began, whole = time.monotonic(), sum(ends.values())
         until(lambda: read() >= whole / 4 or time.monotonic() - began > warm, warm + 60)
-        start = end = commits(read(), 300)  # what was committed before is of a moment that is past, its CPU is not
+        start = end = commits(read(), 900)  # what was committed before is of a moment that is past, its CPU is not
         while end[2] - start[2] < hold and end[0] < whole:
-            end = commits(end[0], 300)
+            end = commits(end[0], 900)
     finally:
         with suppress(psutil.NoSuchProcess):
             for one in (*tree.root.children(recursive=True), tree.root):
