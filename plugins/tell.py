@@ -98,10 +98,11 @@ class Alarms:
 
         settings = Settings()
         progress = local.status(settings, self.stream).get("progress")
-        behind = local.behind(settings, self.stream)
-        late = behind > duration(settings.late_after)
+        behind, batch = local.behind(settings, self.stream), local.under_way(settings, self.stream)
+        late = max(behind, batch) > duration(settings.late_after)
         lag = progress["lag"] if progress else 0
-        self.turn("stream_late", late, f"Stream {self.stream} is late", f"{lag:,} records are unread, about {behind} of work")
+        said = f"{lag:,} records are unread, about {behind} of work; it has been at its batch for {batch}"
+        self.turn("stream_late", late, f"Stream {self.stream} is late", said)
         records, rejects = self.count(progress)
         surge = rejects > FEW and rejects > settings.rejects_share * records
         said = f"{rejects:,} of the last {records:,} records were rejected; tidemark rejects shows why"

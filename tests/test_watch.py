@@ -380,6 +380,28 @@ def test_a_late_stream_is_told_once_and_again_after_it_was_well(plugins, config)
     assert told(config) == ["stream_late", "stream_late"]
 
 
+#   planned 7 [6 minutes ago        now      and the process that is at it: began before, or a minute ago
+def test_a_stream_that_does_not_come_to_the_end_of_its_batch_is_late(plugins, config):
+    """It beats all the while, and what it said last is of the batch before."""
+    checkpoint, began = lake.Checkpoint.of(config, "main").path, config.state / "main" / "code.json"
+    heartbeat(config, "running")
+    progress(config)
+    planned, before, done = (checkpoint / name for name in ("offsets/7", "commits/6", "commits/7"))
+    for file, minutes in ((planned, 6), (before, 6), (began, 1)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (time.time() - 60 * minutes,) * 2)
+    alarms = plugins.tell.Alarms("main")
+    alarms.look()
+    assert told(config) == []
+    os.utime(began, (0, 0))
+    alarms.look()
+    assert told(config) == ["stream_late"] and "been at its batch for 0:06:" in (config.state / "alerts.jsonl").read_text()
+    done.touch()
+    alarms.look()
+    assert alarms.raised == set()
+
+
 def test_what_was_told_is_not_told_again_by_who_watches_next(plugins, config):
     """The run ends, or the triggerer begins again; ten minutes of batches go on too."""
     heartbeat(config, "running")

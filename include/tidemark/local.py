@@ -591,6 +591,18 @@ def behind(settings: Settings, stream: str) -> timedelta:
     return timedelta(seconds=lag / max(rate, 1.0))
 
 
+def under_way(settings: Settings, stream: str) -> timedelta:
+    """How long a running stream has been at the batch that it has begun; zero between two, and for one that has ended."""
+    checkpoint, began = lake.Checkpoint.of(settings, stream), settings.state / stream / "code.json"
+    planned, done = checkpoint.newest("offsets"), checkpoint.newest("commits")
+    if planned is None or planned == done or status(settings, stream).get("heartbeat", {}).get("state") != "running":
+        return timedelta(0)
+    with suppress(FileNotFoundError):  # what one before it had planned it has begun since it was started itself
+        since = max(checkpoint.planned_at(planned), datetime.fromtimestamp(began.stat().st_mtime, UTC))
+        return max(datetime.now(UTC) - since, timedelta(0))
+    return timedelta(0)
+
+
 def step_aside(niceness: int = 10) -> None:
     """Let everything on this machine that is less nice go first: what computes again must not slow what is live."""
     os.nice(max(0, niceness - os.nice(0)))
