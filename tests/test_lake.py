@@ -664,6 +664,15 @@ def test_a_live_view_never_touches_a_settled_day(settings, table):
     assert numbers(table) == [3, 10]
 
 
+def test_a_live_view_leaves_what_a_roll_back_has_brought_back_until_that_is_noted(settings, table):
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-a", rows(1))
+    run = a_run(settings, "r1", 0)
+    run.tables["panes"] = {"published": "now"}
+    lake.save(settings, run)
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-b", rows(2))
+    assert numbers(table) == [1]
+
+
 # -------------------------------------------------------------------------------------------------------------- compact
 
 
