@@ -841,8 +841,9 @@ def test_what_a_checkpoint_has_is_not_missed_by_a_sweep(settings, littered, left
     assert numbers(littered) == [2, 6]
 
 
-def test_a_sweep_of_a_log_that_is_cut_deletes_nothing(settings, littered):
-    before, entry = folders(littered), max((littered.path / "_delta_log").glob("*.json"))
+@pytest.mark.parametrize("which", [max, min], ids=["the newest", "one that was read before"])
+def test_a_sweep_of_a_log_that_is_cut_deletes_nothing(settings, littered, which):
+    before, entry = folders(littered), which((littered.path / "_delta_log").glob("*.json"))
     entry.write_text('{"add": {"path": "li')
     with pytest.raises(LakeError, match=f"its log entry {entry} is damaged"):
         lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
