@@ -28,8 +28,8 @@ os.environ["TIDEMARK_ENV_FILE"] = Settings.model_config["env_file"] = os.devnull
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 
 
-# Worlds that a law is held to: the same in every run, more of them in `make test-all`.
-for profile, worlds in {"short": 3, "long": 12}.items():
+# Worlds that a law is held to in each zone: the same in every run, more of them in `make test-all`.
+for profile, worlds in {"short": 2, "long": 8}.items():
     hypothesis.settings.register_profile(profile, max_examples=worlds, deadline=None, derandomize=True, database=None)
 
 

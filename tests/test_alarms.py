@@ -11,6 +11,7 @@ from laws import (
     MICRO,
     MINUTE,
     SECOND,
+    ZONES,
     Lake,
     Law,
     broken,
@@ -274,17 +275,19 @@ LAW = Law(
 )
 
 
-@given(world=worlds(LAW))
-def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
 @pytest.mark.long
-@given(world=worlds(LAW), part=st.integers(2, 4))
-def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, world, part):
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data(), part=st.integers(2, 4))
+def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, zone, drawn, part):
     #   what came so far:   e1 e2 e3           every alarm that was told then
     #   in the end:         e1 e2 e3 e4 e5     is among these, whatever came between
-    midnight = midnights(world.zone)
+    midnight, world = midnights(zone), drawn.draw(worlds(LAW, zone))
     whole = midnight[0] - timedelta(days=1), midnight[-1] + timedelta(days=1)
     logs = {t.name: log_of(interpreted, t, world.sent[t.name]).persist() for t in LAW.catalog.topics.values()}
     lakes = {

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ENDED, HOUR, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
+from laws import ENDED, HOUR, ZONES, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
 
 from tidemark import fold, kafka
 from tidemark.model import catalog
@@ -176,9 +176,10 @@ LAW = Law(
 )
 
 
-@given(world=worlds(LAW))
-def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
 # --------------------------------------------------------------------------------------------------- checks and the sample

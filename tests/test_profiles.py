@@ -3,9 +3,10 @@
 from datetime import UTC, date, datetime, timedelta
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import HOUR, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
+from laws import HOUR, ZONES, Law, broken, declared_checks, instants, log_of, said, verdicts, worlds
 
 from tidemark import fold
 from tidemark.model import catalog
@@ -138,9 +139,10 @@ LAW = Law(
 )
 
 
-@given(world=worlds(LAW))
-def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_cut_order_and_repetition_gives_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
 # --------------------------------------------------------------------------------------------------- checks and the sample

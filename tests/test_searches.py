@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import MINUTE, Law, broken, declared_checks, instants, record, said, verdicts, worlds
+from laws import MINUTE, ZONES, Law, broken, declared_checks, instants, record, said, verdicts, worlds
 
 from tidemark import fold
 from tidemark.model import catalog
@@ -156,9 +156,10 @@ LAW = Law(
 )
 
 
-@given(world=worlds(LAW))
-def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import HOUR, Law, broken, declared_checks, instants, midnights, record, said, verdicts, worlds
+from laws import HOUR, ZONES, Law, broken, declared_checks, instants, midnights, record, said, verdicts, worlds
 
 from tidemark.model import catalog
 from tidemark.pipelines import stocks as pipeline
@@ -238,9 +238,10 @@ LAW = Law(
 )
 
 
-@given(world=worlds(LAW))
-def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

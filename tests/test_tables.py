@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ENDED, HOUR, Law, broken, instants, log_of, said, unheld, worlds
+from laws import ENDED, HOUR, ZONES, Law, broken, instants, log_of, said, unheld, worlds
 
 from tidemark import fold
 from tidemark.functions import as_of
@@ -253,6 +253,7 @@ def test_every_view_of_the_page_has_an_independent_answer(spark):
     assert unheld(spark, LAW) == {}
 
 
-@given(world=worlds(LAW))
-def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw_events(interpreted, world):
-    assert broken(interpreted, LAW, world) == {}
+@pytest.mark.parametrize("zone", ZONES)
+@given(drawn=st.data())
+def test_any_cut_order_and_repetition_gives_by_every_way_the_answer_over_the_raw_events(interpreted, zone, drawn):
+    assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
