@@ -98,6 +98,21 @@ class Talk:
         for future in self.admin.delete_records([TopicPartition(self.topic, p, o) for p, o in upto.items()]).values():
             future.result()
 
+    def compacted(self) -> None:
+        """Have Kafka compact the topic now. A segment is closed by the record after it, of which some are sent."""
+        wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
+        entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
+        resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result()
+        deadline = time.monotonic() + 90
+        while len(list(kafka.consume(self.settings, self.topic, "earliest"))) == self.end():
+            assert time.monotonic() < deadline, "Kafka has not compacted the topic"
+            self.send("c")
+            time.sleep(0.5)
+
+    def end(self) -> int:
+        return kafka.offsets(self.settings, [self.topic], "latest")[self.topic][0]
+
 
 Homes = Callable[..., Settings]
 
@@ -353,25 +368,26 @@ def test_counted_by_offset_is_every_record(house: Homes, run: Any, spark: SparkS
 @pytest.mark.long
 def test_compacted_offsets_are_gaps_that_the_ledger_explains(house: Homes, run: Any) -> None:
     talk = Talk(house(), "talk_compacted", partitions=1, compacted=True)
-    wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
-    entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
-    talk.admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, talk.topic, incremental_configs=entries)])[
-        ConfigResource(ResourceType.TOPIC, talk.topic)
-    ].result()
-
-    def end() -> int:
-        return kafka.offsets(talk.settings, [talk.topic], "latest")[talk.topic][0]
-
-    for _ in range(3):
-        talk.send("a", "b")
-    deadline = time.monotonic() + 90
-    while len(list(kafka.consume(talk.settings, talk.topic, "earliest"))) == end():
-        assert time.monotonic() < deadline, "Kafka has not compacted the topic"
-        talk.send("c")  # a segment is closed by the record after it
-        time.sleep(0.5)
+    talk.send(*"ababab")
+    talk.compacted()
     stream = run(talk.settings, talk.arguments)
     stream.until(talk.whole)
     stream.drains()
     [(records, gaps, why)] = talk.ledger("sum(records), sum(gaps), string_agg(DISTINCT gap)")
-    assert records + gaps == end()
+    assert records + gaps == talk.end()
     assert gaps > 0 and why == "compacted away"
+
+
+@pytest.mark.long
+def test_of_a_batch_that_was_killed_behind_the_log_no_record_is_a_gap_that_kafka_has_compacted_since(
+    house: Homes, run: Any, spark: SparkSession
+) -> None:
+    talk = Talk(house(), "talk_compacted_since", partitions=1, compacted=True)
+    talk.send(*"abab")
+    run(talk.settings, talk.arguments, failpoint="between").dies()
+    talk.compacted()
+    stream = run(talk.settings, talk.arguments)
+    stream.until(talk.whole)
+    stream.drains()
+    assert min(talk.ledger("from_offset, until_offset, records, gaps")) == (0, 4, 4, 0)
+    assert talk.counted(spark) == len(talk.names())
