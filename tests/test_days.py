@@ -654,13 +654,13 @@ def test_replay_that_another_process_has_finished_since_its_record_was_read_is_l
     assert lake.run_of(settings, read.id).state == state
 
 
-#   days ago    7        6     5     4        3     2     1     0         seven and four days ago something came, at the time told
+#   days ago    7        6     5     4     3        2     1     0        seven and three days ago something came, at the time told
 @pytest.mark.parametrize(
     ("of", "topic", "time", "days"),
     [
-        (ALONE, "prices", "22:59", [7, 4]),
-        (ALONE, "prices", "23:00", [7, 6, 4, 3]),
-        (CLOSES, "prices", "22:59", [7, 6, 5, 4, 3, 2]),
+        (ALONE, "prices", "22:59", [7, 3]),
+        (ALONE, "prices", "23:00", [7, 6, 3, 2]),
+        (CLOSES, "prices", "22:59", [7, 6, 5, 3, 2, 1]),
         (CLOSES, "prices", "23:00", [7, 6, 5, 4, 3, 2, 1]),
         (PEOPLE, "users", None, [7, 6, 5, 4, 3, 2, 1]),
     ],
@@ -674,13 +674,14 @@ def test_quiet_day_whose_rows_look_back_at_a_record_is_replayed_and_was_missed(
     days: list[int],
 ) -> None:
     ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(9)}
-    at = {n: datetime.fromisoformat(f"{ago[n]}T{time}+00:00") if time else None for n in (7, 4)}
+    at = {n: datetime.fromisoformat(f"{ago[n]}T{time}+00:00") if time else None for n in (7, 3)}
     files = [File(f"live/main-7-7-x/day={ago[n]}/part-0.parquet", 1, 1, ago[n], 0, at[n], at[n]) for n in at]
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == f"log/{topic}" else [])
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, READ, "")})
     monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
-    assert settle.replay(settings, of, "again").days == [str(ago[n]) for n in days]
+    run = settle.replay(settings, of, "again")
+    assert (run.days, run.open_days) == ([str(ago[n]) for n in days], [])
     before, said = (NOW - timedelta(days=7)).isoformat(), {view: {"published": "so"} for view in of.views}
     first = Run("settle-1", "published", [str(ago[8])], "", before, "", {}, said, before)
     monkeypatch.setattr(lake, "runs", lambda _: [first])
