@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 from functools import cached_property
 from pathlib import Path
@@ -184,6 +185,21 @@ class Settings(BaseSettings):
     def said_by_stream(cls, said: str) -> str:
         by_stream(said)
         return said
+
+    @field_validator("driver_memory", "driver_memories")
+    @classmethod
+    def is_a_heap(cls, said: str, field: ValidationInfo) -> str:
+        for size in [said] if field.field_name == "driver_memory" else by_stream(said).values():
+            if not re.fullmatch(r"\d+[kmgt]", size, re.IGNORECASE):
+                raise ValueError(f'"{size}" is not the size of a heap; write it like 1408m or 4g')
+        return said
+
+    @field_validator("master")
+    @classmethod
+    def known_master(cls, master: str) -> str:
+        if not re.fullmatch(r"local(\[.+\])?|(spark|k8s)://.+|yarn", master):
+            raise ValueError(f'"{master}" is no master of Spark; write it like local[2] or spark://host:7077')
+        return master
 
     @field_validator(
         *("compact_every", "sweep_after", "rollback_for", "keep_records", "give_way_at", "watch_window", "stale_after"),
