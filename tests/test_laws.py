@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from tidemark import fold, kafka, speed
 from tidemark.model import catalog
 from tidemark.pipelines import CATALOG, PIPELINES, traffic
+from tidemark.settings import Settings
 
 FIVE, NOON = timedelta(seconds=5), datetime(2026, 11, 18, 12, tzinfo=UTC)
 
@@ -81,7 +83,8 @@ def newest(spark: SparkSession, read: fold.Read) -> Any:
     """What a stream computes its newest marks with, over tables that `read` gives."""
     refresher: Any = object.__new__(speed.Refresher)
     refresher.spark, refresher.read_table, refresher.bases, refresher.blocks = spark, read, {}, {}
-    refresher.stream = SimpleNamespace(done=0, low_since=lambda names, seq, nothing: nothing)
+    nowhere = Settings(_env_file=None, home="/nowhere")
+    refresher.stream = SimpleNamespace(done=0, low_since=lambda names, seq, nothing: nothing, settings=nowhere)
     return refresher
 
 
@@ -110,16 +113,12 @@ def test_marks_from_rows_that_were_merged_beforehand_are_those_over_all_panes(in
     assert merged == whole != []
 
 
-@given(
-    viewed=st.lists(VIEW, max_size=30),
-    late=st.lists(VIEW, min_size=1, max_size=8),
-    gap=st.integers(1, 130),
-    other=st.booleans(),
-)
+@pytest.mark.parametrize("known", ["when it came", "nothing", "that a run changed the rollups"])
+@given(viewed=st.lists(VIEW, max_size=30), late=st.lists(VIEW, min_size=1, max_size=8), gap=st.integers(1, 130))
 def test_what_is_kept_of_an_hour_in_fives_of_minutes_is_merged_again_where_an_event_came_late(
-    interpreted, viewed, late, gap, other
+    interpreted, viewed, late, gap, known
 ):
-    """A minute or more later, so that it is merged anew for the marks of then; `other` batches may have come, not known which."""
+    """A minute or more later, so that it is merged anew for the marks of then, by what is `known` of the event."""
 
     def panes(views: list[Any], first: int) -> Any:
         events = [
@@ -134,10 +133,12 @@ def test_what_is_kept_of_an_hour_in_fives_of_minutes_is_merged_again_where_an_ev
     refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, NOON, at, aside=False)
     tables.append(before.union(came))
     lowest = NOON + min(step for step, *_ in late) * FIVE
-    refresher.stream = SimpleNamespace(done=2, low_since=lambda names, seq, nothing: speed.EARLIEST if other else lowest)
+    lows = {"when it came": lowest, "nothing": speed.EARLIEST}
+    refresher.stream.done, refresher.stream.low_since = 2, lambda names, seq, nothing: lows.get(known, nothing)
     refresher.bases.clear()
     since, at = at + gap * FIVE, at + (gap + 1) * FIVE
-    marks = refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, since, at, aside=False)
+    with mock.patch.object(speed.lake, "reopened", lambda *_: NOON.date() if known not in lows else None):
+        marks = refresher.marks(traffic.last_hour, traffic.last_hour.shortcut, since, at, aside=False)
     shortcut = traffic.last_hour.shortcut
     every = fold.answers(interpreted, traffic.last_hour, shortcut, lambda *_: tables[-1], since, at, settled=False)
     found = sorted(labelled([("merged", "", marks), ("all", "", every)]).to_pylist(), key=str)

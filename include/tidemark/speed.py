@@ -1669,15 +1669,17 @@ class Refresher:
     def from_blocks(self, rollup: Rollup, shortcut: Shortcut, low: datetime, start: datetime, end: datetime) -> DataFrame:
         """A rollup's rows of `[low, end)`, each once; whole five minutes of `[start, end)` as one for each rest of the key.
 
-        What was merged so is kept until an event comes late for it: each minute six or seven of the hour's are read, and not
-        all sixty. What was done to the rollup but by a batch of this stream is seen half an hour later at the latest.
+        What was merged so is kept until an event comes late for it, or a run has changed the rollups: each minute six or seven of
+        the hour's are read, and not all sixty. What anybody else did to a rollup is seen half an hour later at the latest.
         """
         since, until = floor(start + BLOCK - timedelta(microseconds=1), BLOCK), floor(end, BLOCK)
         if since >= until:
             return self.merged(rollup, shortcut, low, end)
         at, kept, parts = since, [], [self.merged(rollup, shortcut, low, since)]
         held = self.blocks.setdefault((rollup.name, shortcut.counted), [])
-        for block in held:
+        looking = datetime.now(UTC)
+        changed = lake.reopened(self.stream.settings, min((b.looking for b in held), default=looking))
+        for block in held if not changed else ():
             late = floor(self.stream.low_since([rollup.name], block.seq, block.until), BLOCK)
             whole = min(block.until, late, until)
             if block.since <= at < whole and time.monotonic() - block.made < BLOCK_LIVES:
@@ -1692,7 +1694,7 @@ class Refresher:
             coarse = rows.withColumn(rollup.time, functions.pane(rollup.time, f"{int(BLOCK.total_seconds())} seconds"))
             rows = fold.merge(rollup, coarse, many=True, counted=shortcut.counted).persist()
             rows.count()
-            kept.append(Block(at, until, seq, made, rows))
+            kept.append(Block(at, until, seq, made, looking, rows))
             parts.append(rows)
         for block in held:
             if block not in kept:
@@ -1806,12 +1808,13 @@ class Base:
 @dataclass(frozen=True, eq=False)
 class Block:
     """A rollup's rows of `[since, until)`, five minutes in one, as they were behind batch `seq`; `made` is of a clock that
-    never goes back."""
+    never goes back, and `looking` when it was begun."""
 
     since: datetime
     until: datetime
     seq: int
     made: float
+    looking: datetime
     rows: DataFrame
 
 
