@@ -148,7 +148,7 @@ def test_nothing_that_waits_for_hours_holds_a_slot_that_others_need(parsed: dict
     pools = {(d, t): one["pool"] for d, dag in parsed["dags"].items() for t, one in dag["tasks"].items()}
     assert [task for task, pool in pools.items() if pool == "wait"] == [("nightly", "wait")]
     assert {task for task, pool in pools.items() if pool == "stream"} == {("speed_layer", "streams"), ("speed_layer", "watch")}
-    assert airflow.POOLS["stream"][0] > len(CATALOG.streams)
+    assert airflow.POOLS["stream"][0] > len(CATALOG.streams) + 20  # a person's own pipelines may name more of them
 
 
 def test_whatever_fails_is_told_but_for_a_form_that_is_refused_at_once(parsed: dict[str, Any]) -> None:

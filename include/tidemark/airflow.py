@@ -29,7 +29,7 @@ WITHOUT_LOG_SERVERS = ("scheduler", "triggerer")
 """Their logs are read from this machine's disk; a server of each would listen beyond loopback."""
 
 POOLS = {
-    "stream": (4, "Watching the streams; a deferred watcher holds a slot."),
+    "stream": (32, "Watching the streams; a deferred watcher holds a slot."),
     "spark": (1, "One Spark application at a time, beside the streams."),
     "light": (8, "Looks, gates and publications: no Spark."),
     "wait": (8, "Nights that wait for the streams; a deferred one holds a slot."),
