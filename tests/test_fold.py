@@ -289,13 +289,15 @@ def test_an_event_belongs_to_its_own_day_and_a_reject_to_kafkas(spark):
     assert days == [17, 18, 18, 17]
 
 
+@pytest.mark.parametrize("compacted", [False, True], ids=["of a topic", "of a table"])
 @pytest.mark.parametrize(("zone", "begins"), [("Europe/Berlin", NOON - 13 * HOUR), ("America/New_York", NOON - 7 * HOUR)])
-def test_an_event_of_a_date_happened_as_that_business_day_began(spark, zone, begins):
+def test_an_event_of_a_date_happened_as_that_business_day_began(spark, zone, begins, compacted):
     #   Berlin's 18th begins at 23:00 UTC, New York's at 05:00 UTC: an event of it may come from then on
-    topic = Topic("t", key="born", partitions=1, schema="born DATE NOT NULL", event_time="born")
+    schema = "id STRING NOT NULL, born DATE NOT NULL"
+    topic = Topic("t", key="id", partitions=1, schema=schema, event_time="born", compacted=compacted)
     spark.conf.set("spark.tidemark.zone", zone)
     try:
-        (row,) = judged(spark, topic, [(event(born="2026-11-18"), begins)])
+        (row,) = judged(spark, topic, [(event(id="k", born="2026-11-18"), begins)])
     finally:
         spark.conf.set("spark.tidemark.zone", "UTC")
     assert (row["reject"], row["event_time"], row["day"]) == (None, begins, date(2026, 11, 18))
@@ -691,6 +693,15 @@ def test_a_live_view_of_days_calls_them_day(spark, time, live, wrong):
     found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", a=WIDE, b=declared)]))}
     said = "view days: its time date is a DATE; a live view calls such a column day"
     assert (str(found["days"]) == said) is wrong and isinstance(found["days"], Exception) is wrong
+
+
+def test_a_rollup_may_be_of_business_days(spark):
+    def days(views):
+        return views.groupBy("page", functions.day("at").alias("date")).agg(F.max("n").alias("n"))
+
+    declared = rollup(reads={"views": WIDE}, key=("page", "date"), time="date", merge={"n": "max"})(days)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="p", a=WIDE, b=declared)]))}
+    assert found["days"].fieldNames() == ["page", "date", "n", "day"]
 
 
 @pytest.mark.parametrize(
