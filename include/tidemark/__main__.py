@@ -1447,7 +1447,7 @@ def refuse_others_home(config: Settings, topics: Sequence[Topic]) -> None:
     if found:
         raise Failed(
             f"{found[0]}, of which no demo knows; its sample events would be counted among yours. Give it a home and a broker of "
-            f"its own: TIDEMARK_HOME=~/tidemark-demo TIDEMARK_BROKERS=127.0.0.1:19192 make demo"
+            "its own: TIDEMARK_HOME=~/tidemark-demo TIDEMARK_BROKERS=127.0.0.1:29092 TIDEMARK_CONTROLLER_PORT=29093 make demo"
         )
     record.parent.mkdir(parents=True, exist_ok=True)
     lake.whole_or_nothing(record, "{}")
