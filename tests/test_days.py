@@ -95,6 +95,7 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
     rows = {first + timedelta(days=n): count for n, count in enumerate((3, 3, 3, 10, 1, 1))}
     files = [File(f"live/main-0-0-x/{d}", 1, n, d, 0) for d, n in rows.items()]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
     own = settings.model_copy(update={"chunk_records": 6})
     days = [*rows, first + timedelta(days=9)]
@@ -110,6 +111,7 @@ def test_run_over_many_records_takes_a_jvm_that_optimizes(settings, monkeypatch,
     days, each = [date(2026, 11, 1), date(2026, 11, 2)], int(settle.LONG[source] * of_long)
     files = [File(f"live/main-0-0-x/{d}", 1, each, d, 0) for d in (*days, date(2026, 11, 3))]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
     run = Run("r", "running", [str(days[0])], "test", "", "", {}, kind="replay", source=source, open_days=[str(days[1])])
     found = []
@@ -186,6 +188,7 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     at = datetime.fromisoformat(f"2026-11-{late}+00:00")
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == f"log/{topic}" else [])
     days = [f"2026-11-{n:02d}" for n in range(1, 6)]
     pins, said = {"main": Pin("main", 6, READ, "")}, {name: {"published": "at one"} for name in ("closes", "moves")}
@@ -202,6 +205,7 @@ def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earli
     at, there = datetime.fromisoformat(f"2026-11-01T{late}+00:00"), settings.model_copy(update={"zone": "Asia/Kolkata"})
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/others" else [])
     pins, said = {"main": Pin("main", 6, READ, "")}, {name: {"published": "at one"} for name in ("closes", "moves")}
     run = Run("settle-1", "published", ["2026-11-01", "2026-11-02"], "", "", "", pins, said)
@@ -262,6 +266,7 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     # Of a table's log no file says its times, so what looks ahead of the day may look at any of its changes.
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/users" else [])
     run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, READ, "")})
     run.tables = {view: {"published": "at one"} for view in of.views}
@@ -458,6 +463,7 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     at = datetime.fromisoformat(f"2026-11-02T{late}+00:00")
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     days, both = [f"2026-11-{n:02d}" for n in range(1, 6)], {name: {"published": "at one"} for name in ("closes", "moves")}
     night = Run("settle-1", "published", days, "", "", "", {"main": Pin("main", 6, READ, "")}, both)
@@ -498,6 +504,7 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
 
     files = [File(f"live/main-7-7-x/day={ago(n)}/part-0.parquet", 1, 1, ago(n), 0) for n in (99, 9, 8, 7, 5, 4, 3, 2, 1, 0)]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
     created = run.get("created", NOW - timedelta(days=2)).isoformat()
     said: dict[str, Any] = {"days": [str(ago(5)), str(ago(4))], "state": "staged"} | run | {"created": created}
@@ -532,6 +539,7 @@ def kept(settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, publi
     ago = {n: today - timedelta(days=n) for n in (34, 33, 32, 31, 30, 29)}
     files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")})
     before, days = (NOW - timedelta(days=27)).isoformat(), [str(ago[n]) for n in published]
@@ -677,6 +685,7 @@ def test_quiet_day_whose_rows_look_back_at_a_record_is_replayed_and_was_missed(
     at = {n: datetime.fromisoformat(f"{ago[n]}T{time}+00:00") if time else None for n in (7, 3)}
     files = [File(f"live/main-7-7-x/day={ago[n]}/part-0.parquet", 1, 1, ago[n], 0, at[n], at[n]) for n in at]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == f"log/{topic}" else [])
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, READ, "")})
     monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
