@@ -1433,7 +1433,8 @@ def refuse_others_home(config: Settings, topics: Sequence[Topic]) -> None:
     record = config.state / "demo.json"
     if record.exists():
         return
-    found = [f"{lake.table(config, t).path} is there" for t in topics if lake.table(config, t).exists]
+    tables = [lake.table(config, t) for t in topics]
+    found = [f"{table.path} has records" for table in tables if table.exists and table.files()]
     for topic in topics if not found else ():
         try:
             ends = kafka.offsets(config, [topic.name], "latest", 0.5 if local.is_here(config) else kafka.ANSWER)
