@@ -12,7 +12,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from laws import HOUR, RECORDS, ZONES, Law, broken, instants, labelled, said, unheld, worlds
 from pyspark.sql import SparkSession
@@ -114,6 +114,7 @@ def test_marks_from_rows_that_were_merged_beforehand_are_those_over_all_panes(in
 
 
 @pytest.mark.parametrize("known", ["when it came", "nothing", "that a run changed the rollups"])
+@example(viewed=[(-299, timedelta(0), "bob", "/")], late=[(-300, timedelta(0), "ann", "/")], gap=1)
 @given(viewed=st.lists(VIEW, max_size=30), late=st.lists(VIEW, min_size=1, max_size=8), gap=st.integers(1, 130))
 def test_what_is_kept_of_an_hour_in_fives_of_minutes_is_merged_again_where_an_event_came_late(
     interpreted, viewed, late, gap, known
