@@ -16,7 +16,6 @@ from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
 from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
-from tidemark.model import catalog as nothing_declared
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -147,7 +146,7 @@ class Arrivals:
             SELECT path FROM files LEFT JOIN ledger ON ledger.stream = files.stream AND seq BETWEEN lo AND hi
             WHERE seq IS NULL OR stream_time > low + INTERVAL {int(back.total_seconds())} SECONDS OR finished_at > $due
             GROUP BY path"""
-        with query.connect(self.settings, nothing_declared([]), ["ledger"]) as db:
+        with query.connect(self.settings, Catalog({}, {}, {}), ["ledger"]) as db:
             db.register("files", pa.Table.from_pylist(spans))
             return found | {path for (path,) in db.execute(asked, {"due": due}).fetchall()}
 

@@ -99,8 +99,7 @@ def connect(
     tables = written(places(settings, catalog))
     connection = connection or duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'; SET autoinstall_known_extensions = false; SET python_enable_replacements = false")
-    connection.execute(f"SET memory_limit = '{MEMORY}'")
-    connection.execute(f"SET temp_directory = {quoted(str(Path(tempfile.gettempdir()) / f'tidemark-{uuid.uuid4().hex}'))}")
+    bounded(connection)
     allowed: list[str] = []
     for name, path in tables.items():
         if names is None or name in names:
@@ -115,6 +114,12 @@ def connect(
     connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, sorted(both)))}]")
     connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     return connection
+
+
+def bounded(connection: duckdb.DuckDBPyConnection) -> None:
+    """Have a connection take `MEMORY` at most, and put what is more into a folder of its own, which goes with it."""
+    connection.execute(f"SET memory_limit = '{MEMORY}'")
+    connection.execute(f"SET temp_directory = {quoted(str(Path(tempfile.gettempdir()) / f'tidemark-{uuid.uuid4().hex}'))}")
 
 
 def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = None, seconds: float | None = None) -> Result:

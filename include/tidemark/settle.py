@@ -773,7 +773,7 @@ def counted_by_duckdb(table: lake.Table, files: Sequence[lake.File], spans: Mapp
             WHERE place >= since AND place < until GROUP BY ALL
         ) GROUP BY ALL"""
     with duckdb.connect() as db:
-        db.execute(f"SET memory_limit = '{query.MEMORY}'")
+        query.bounded(db)
         try:
             return db.sql(asked).to_arrow_table().to_pylist()
         except duckdb.Error as error:
@@ -1161,17 +1161,21 @@ class Settling:
         outer = self.outer[topic.name]
         return lake.staged_table(outer, self.run.id) if topic.name in self.from_kafka else outer
 
+    def below_pin(self, topic: Topic) -> dict[int, tuple[int, int]]:
+        """The offsets of a topic, from and until, that the pin has read, by partition."""
+        return {int(p): (0, until) for p, until in lake.upto(self.run.pins, topic.name).items()}
+
     def up_to_pin(self, topic: Topic, days: Collection[date] | None = None) -> DataFrame:
         """The log's records up to the pin: of some days, or all. Each offset is looked at only in files whose batches do not
         tell: that costs as much as most of what is asked of a record."""
-        table, pins = self.outer[topic.name], self.run.pins
+        table = self.outer[topic.name]
         files = [f for f in table.files() if days is None or f.day in days]
-        whole = [f for f in files if f.live and not lake.beyond(pins, f, "hi")]
-        cut = [f for f in files if f not in whole]
+        whole, cut = list[lake.File](), list[lake.File]()
+        for file in files:
+            (whole if file.live and not lake.beyond(self.run.pins, file, "hi") else cut).append(file)
         rows = [lake.read(self.spark, table, files=whole)] if whole or not cut else []
         if cut:
-            until = {p: (0, offset) for p, offset in lake.upto(pins, topic.name).items()}
-            rows.append(fold.within_offsets(lake.read(self.spark, table, files=cut), until))
+            rows.append(fold.within_offsets(lake.read(self.spark, table, files=cut), self.below_pin(topic)))
         return fold.union(rows)
 
     def read(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
@@ -1285,8 +1289,7 @@ class Settling:
 
         def ends(topic: Topic) -> list[Row]:
             table = self.read_from(topic)
-            until = {int(p): (0, offset) for p, offset in lake.upto(self.run.pins, topic.name).items()}
-            return counted(self.spark, table, [f for f in table.files() if f.day in days], until)
+            return counted(self.spark, table, [f for f in table.files() if f.day in days], self.below_pin(topic))
 
         seen = [r | {"topic": t.name} for t in topics for r in ends(t)]
         places = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("low", pa.int64()), ("high", pa.int64())])
