@@ -75,8 +75,8 @@ PATIENCE = 300
 EARLIEST = datetime(1, 1, 1, tzinfo=UTC)
 # How long what is merged for the newest marks serves, and how long a pane is waited for before it is merged.
 BASE, SETTLE_DOWN = timedelta(minutes=1), timedelta(seconds=30)
-# What is merged for it in turn, and for how many seconds that is kept, though no event comes late for it.
-BLOCK, BLOCK_LIVES = timedelta(minutes=5), 1800
+# What is merged for it in turn, and for how long that is kept, though no event comes late for it.
+BLOCK, BLOCK_LIVES = timedelta(minutes=5), timedelta(minutes=30)
 # How much of a view with a short way is computed at once by its full way, where it is far behind.
 FAR = timedelta(hours=4)
 
@@ -723,11 +723,13 @@ class Stream:
     def renumber(self, table: lake.Table, batch: lake.Batch) -> None:
         """Give a log's files of batches that the ledger does not have the number under which it gets them: rollups and nights
         find a batch's records by the names of its files."""
-        left = []
-        for file in table.files():
-            if file.live and (file.live["stream"], int(file.live["hi"])) != (batch.stream, batch.hi):
-                entered = self.ledger.appended(file.live["stream"])
-                left += [file] if entered is None or int(file.live["lo"]) > entered else []
+        named = [(f, f.live["stream"], int(f.live["lo"]), int(f.live["hi"])) for f in table.files() if f.live]
+        entered = {stream: self.ledger.appended(stream) for _, stream, _, _ in named}
+        left = [
+            file
+            for file, stream, lo, hi in named
+            if (stream, hi) != (batch.stream, batch.hi) and ((last := entered[stream]) is None or lo > last)
+        ]
         if left:
             rows = lake.read(self.spark, table, files=left)
             lake.swap(table, left, lake.write_spark(table, batch.folder, rows), {"entered as": [batch.stream, batch.hi]})
@@ -1682,19 +1684,20 @@ class Refresher:
         for block in held if not changed else ():
             late = floor(self.stream.low_since([rollup.name], block.seq, block.until), BLOCK)
             whole = min(block.until, late, until)
-            if block.since <= at < whole and time.monotonic() - block.made < BLOCK_LIVES:
-                all_of_it = (at, whole) == (block.since, block.until)
-                bounds = None if all_of_it else fold.period(self.spark, at, whole)
-                parts.append(block.rows if bounds is None else fold.within(block.rows, rollup.time, bounds))
+            if block.since <= at < whole and looking - block.looking < BLOCK_LIVES:
+                rows = block.rows
+                if (at, whole) != (block.since, block.until):
+                    rows = fold.within(rows, rollup.time, fold.period(self.spark, at, whole))
+                parts.append(rows)
                 kept.append(block)
                 at = whole
         if at < until:
-            seq, made = self.stream.done, time.monotonic()
+            seq = self.stream.done
             rows = self.merged(rollup, shortcut, at, until)
             coarse = rows.withColumn(rollup.time, functions.pane(rollup.time, f"{int(BLOCK.total_seconds())} seconds"))
             rows = fold.merge(rollup, coarse, many=True, counted=shortcut.counted).persist()
             rows.count()
-            kept.append(Block(at, until, seq, made, looking, rows))
+            kept.append(Block(at, until, seq, looking, rows))
             parts.append(rows)
         for block in held:
             if block not in kept:
@@ -1807,13 +1810,11 @@ class Base:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A rollup's rows of `[since, until)`, five minutes in one, as they were behind batch `seq`; `made` is of a clock that
-    never goes back, and `looking` when it was begun."""
+    """A rollup's rows of `[since, until)`, five minutes in one, as they were behind batch `seq` and at the instant `looking`."""
 
     since: datetime
     until: datetime
     seq: int
-    made: float
     looking: datetime
     rows: DataFrame
 
