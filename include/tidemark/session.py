@@ -229,7 +229,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
             builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
-    if "SPARK_LOCAL_DIRS" in os.environ:
+    if "SPARK_LOCAL_DIRS" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         return builder.getOrCreate()
     # For the JVM alone, which reads it once: a process that this one starts has a folder of its own.
     os.environ["SPARK_LOCAL_DIRS"] = str(own_scratch(scratch))
