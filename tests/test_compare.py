@@ -123,7 +123,8 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
     views = [v for v in (*one.reads.values(), one) if isinstance(v, View)]
     catalog = Catalog({"clicks": topic, "ads": ADS}, {"minutes": minutes}, {v.name: v for v in views})
     pins = {"main": lake.Pin("main", more["published"], {"clicks": {"0": 99, "1": 99}}, "")} if "published" in more else None
-    spans = compare.spans_of_late(compare.Arrivals(spark, settings), catalog, one, one.refresh, run, [DAY], pins)
+    arrivals = compare.Arrivals(spark, settings, more.get("lived", {}))
+    spans = compare.spans_of_late(arrivals, catalog, one, one.refresh, run, [DAY], pins)
     times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
     candidates = (
         pa.table({"day": sorted({t.date() for t in times})})
@@ -158,6 +159,10 @@ def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
         ([(0, 4999, at(12, 30))], {"pin": 8}, [12]),
         ([(0, 19, at(12, 30))], {"pin": 8}, []),
         ([(0, 20, at(12, 30))], {"finished": {9: datetime.now(UTC) + timedelta(hours=1)}}, [12]),
+        # the stream had ended half a minute after batch 9, and two minutes after it
+        ([(0, 20, at(12, 30))], {"lived": {"main": at(13) + timedelta(seconds=30)}}, [12]),
+        ([(0, 20, at(12, 30))], {"lived": {"main": at(13, 2)}}, []),
+        ([(0, 20, at(12, 30))], {"lived": {"alarms": at(13)}}, []),
         ([(0, 10, at(12, 30)), (0, 20, at(11, 30))], {"published": 8}, [11]),
         ([(0, 0, at(1))], {"published": 7}, []),
         # marks are computed again once they are two hours old, and stream time is 13:00

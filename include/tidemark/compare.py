@@ -78,10 +78,13 @@ def compare(spark: SparkSession, settings: Settings, catalog: Catalog, run: lake
 
 
 class Arrivals:
-    """When the events of some days came, for as long as one comparison takes: views of one topic ask the same."""
+    """When the events of some days came, for as long as one comparison takes: views of one topic ask the same.
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
-        self.spark, self.settings = spark, settings
+    `lived` is, of each stream, until when it is known to have run; one that is not there runs.
+    """
+
+    def __init__(self, spark: SparkSession, settings: Settings, lived: Mapping[str, datetime] | None = None) -> None:
+        self.spark, self.settings, self.lived = spark, settings, lived or {}
         self.known: dict[tuple[Any, ...], DataFrame] = {}
 
     def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> DataFrame:
@@ -222,8 +225,8 @@ def spans_of_late(
     The law: a row that differs is explained if in what it looks at, `[time - lookback, time + its own length + lookahead]`,
     lies an accepted event that one of the two sides need not have. Where it reads views, their margins are added to its own.
     What is live (`pins` is None) need not have an event that came when stream time, that of its own batch or of the stream that
-    refreshes the view, was past it by more than `back`, nor one that came within the last two `every`, nor, where marks are
-    computed again once they are `back` old, one that stream time is not past by twice that.
+    refreshes the view, was past it by more than `back`, nor one that came within the last two `every` that the stream ran, nor,
+    where marks are computed again once they are `back` old, one that stream time is not past by twice that.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
     A row that reads a table, or joins with a topic's changes, looks at every change before it.
@@ -268,7 +271,8 @@ def hours_of_late(
     files = arrivals.files(topic, days, earlier)
     unsure = {f.path for f in files if not f.live or lake.beyond(own, f, "hi")}
     if pins is None:
-        back, due = duration(live.back), datetime.now(UTC) - 2 * duration(live.every)
+        back, now = duration(live.back), datetime.now(UTC)
+        due = min(now, arrivals.lived.get(stream, now)) - 2 * duration(live.every)
         lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
         times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, stream) if r["stream_time"]]
         recent = max(times) - 2 * back if coarse and times else None
