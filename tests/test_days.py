@@ -662,6 +662,19 @@ def test_replay_that_another_process_has_finished_since_its_record_was_read_is_l
     assert lake.run_of(settings, read.id).state == state
 
 
+def test_replay_whose_name_another_process_has_taken_meanwhile_is_refused_and_leaves_its_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(settings, monkeypatch, CHARGES, ())
+    other = Run("mine", "running", ["2026-11-19"], "the other's", NOW.isoformat(), "", kind="replay")
+    begins = monkeypatch.setattr
+    monkeypatch.setattr(settle, "refuse_other_code", lambda *_: begins(lake, "runs", lambda _: [other]))
+    monkeypatch.setattr(lake, "save", lambda *_: pytest.fail("the other's record is written over"))
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    with pytest.raises(settle.SettleError, match="run mine was begun by another process meanwhile; give the same command again"):
+        settle.replay(settings, CHARGES, "again", name="mine")
+
+
 #   days ago    7        6     5     4     3        2     1     0        seven and three days ago something came, at the time told
 @pytest.mark.parametrize(
     ("of", "topic", "time", "days"),

@@ -158,6 +158,8 @@ def replay(
     chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
     refuse_other_code(settings, chosen)
     with lake.pinning(settings):
+        if any(r.id == name for r in lake.runs(settings)):
+            raise SettleError(f"run {name} was begun by another process meanwhile; give the same command again to go on with it")
         if alone:
             refuse_undecided(settings, name)
         pins = pinned(settings, catalog)
@@ -1334,7 +1336,9 @@ class Settling:
 
     def compare(self, chosen: Sequence[Rollup | View]) -> None:
         """Staged against what readers have of the run's days; kept beside the run's record, for the person who decides."""
-        found, arrivals = [], compare.Arrivals(self.spark, self.settings)
+        beats = {s: local.status(self.settings, s).get("heartbeat") for s in self.catalog.streams}
+        lived = {s: datetime.fromisoformat(beat["at"]) for s, beat in beats.items() if beat}
+        found, arrivals = [], compare.Arrivals(self.spark, self.settings, lived)
         for declared in chosen:
             began = time.monotonic()
             mine = compare.table(self.spark, self.settings, self.catalog, declared, self.run, arrivals)
