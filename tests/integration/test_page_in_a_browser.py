@@ -212,6 +212,27 @@ def test_an_answer_that_comes_after_a_later_one_is_not_shown(opened):
     assert "361204" in tab.inner_text("#newest")
 
 
+AT_ONCE = """async () => {
+    const was = answerOf, view = document.querySelector("#view"), turns = () => new Promise((go) => setTimeout(go, 20));
+    let answer = null;
+    answerOf = (path) => (path === "newest/last_hour" ? new Promise((go) => { answer = go; }) : was(path));
+    const choose = (name) => { view.value = name; view.dispatchEvent(new Event("change")); };
+    choose("last_hour");
+    while (!answer) await turns();
+    choose("site_last_hour");
+    answer({ columns: ["page"], rows: [["of the view before"]] });
+    for (let n = 0; n < 9; n += 1) await null;
+    return document.querySelector("#newest").textContent;
+}"""
+
+
+def test_an_answer_that_comes_before_the_next_one_is_asked_for_is_not_shown(opened):
+    tab = opened()
+    settle_down(tab)
+    assert "of the view before" not in tab.evaluate(AT_ONCE)
+    until(tab, "document.querySelector('#newest').textContent.includes('361204')")
+
+
 def test_a_verdict_that_comes_after_a_later_one_is_not_shown(opened):
     tab, held = opened(), []
     settle_down(tab)
