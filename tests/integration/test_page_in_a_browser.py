@@ -265,6 +265,13 @@ def test_a_narrow_window_needs_no_sideways_scrolling(opened):
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_usual_window_shows_every_column(opened):
+    tab = opened(wide=1400)
+    settle_down(tab)
+    cut = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.id)"
+    assert tab.evaluate(cut) == []
+
+
 @pytest.mark.parametrize(
     ("chosen", "system", "bright"), [("light", "dark", True), ("dark", "light", False), ("system", "dark", False)]
 )
