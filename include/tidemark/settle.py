@@ -158,7 +158,7 @@ def replay(
     chosen = [catalog[n] for n in readers(catalog, only or catalog.names)]
     refuse_other_code(settings, chosen)
     with lake.pinning(settings):
-        if any(r.id == name for r in lake.runs(settings)):
+        if name and any(r.id == name for r in lake.runs(settings)):
             raise SettleError(f"run {name} was begun by another process meanwhile; give the same command again to go on with it")
         if alone:
             refuse_undecided(settings, name)
