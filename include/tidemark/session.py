@@ -49,6 +49,9 @@ SETTINGS = {
     ),
     "spark.sql.streaming.minBatchesToRetain": "100",
     "spark.sql.streaming.pollingDelay": "50ms",
+    # A batch is kept for the moment in which logs and rollups are written from it: to pack its columns takes 70 % more CPU, and
+    # saves 3 % of its memory.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Live views must not wait behind each other's long tasks: pools share the cores.
     "spark.scheduler.mode": "FAIR",
     # delta-spark: 50 snapshot partitions cost 2 s a small commit.
