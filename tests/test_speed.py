@@ -201,6 +201,38 @@ def test_live_view_that_this_stream_never_computed_has_today_though_its_table_is
     assert stream.computed == before | {"hourly_traffic": TODAY}
 
 
+def test_views_that_went_together_go_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of both reads what they share once: two that are due a moment after each other would read it twice, for ever."""
+    clock = [1000.0]
+
+    def later(seconds: float = 0.01) -> float:  # each look at the clock takes ten milliseconds
+        clock[0] += seconds
+        return clock[0]
+
+    monkeypatch.setattr("time.monotonic", later)
+    views = [CATALOG.views["hourly_traffic"], CATALOG.views["site_hourly_traffic"]]
+    stream: Any = SimpleNamespace(caught_up=True, progress={}, settings=Settings(_env_file=None), catalog=CATALOG)
+    stream.remember_computed = lambda _: None
+    refresher: Any = object.__new__(speed.Refresher)
+    refresher.stream, refresher.views, refresher.rounds, refresher.lanes, refresher.places = stream, views, [views], 1, [{}]
+    refresher.rest, refresher.due = speed.REST, {v.name: speed.Due("30 seconds") for v in views}
+    refresher.seen, refresher.upto, refresher.known, refresher.versions = {}, {}, {}, {}
+    refresher.answers = refresher.swap = lambda *_: None
+    span = speed.Span(END - HOUR, END, HOUR, END, 7, datetime.now(UTC), [])
+    refresher.span = lambda view, *now: span if refresher.due[view.name](*now) else None
+    jobs: list[list[str]] = []
+
+    def together(frames: dict[str, Any], _places: Any) -> dict[str, None]:
+        later(20)
+        jobs.append([*frames])
+        return dict.fromkeys(frames)
+
+    monkeypatch.setattr("tidemark.fold.together", together)
+    while len(jobs) < 4:
+        refresher.whole()
+    assert jobs == [[v.name for v in views]] * 4
+
+
 def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_was() -> None:
     yesterday, today = END - timedelta(hours=20), END
     ledger, days = CATALOG.views["payment_ledger"], CATALOG.views["payment_days"]
@@ -211,7 +243,7 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     refresher = object.__new__(speed.Refresher)
     refresher.stream, refresher.zone, refresher.live = stream, Settings(_env_file=None).tz, {ledger.name, days.name}
     refresher.seen, refresher.upto = {days.name: yesterday}, {ledger.name: 6, days.name: 6}
-    refresher.others, refresher.versions, refresher.due = {days.name: []}, {}, {days.name: lambda: True}
+    refresher.others, refresher.versions, refresher.due = {days.name: []}, {}, {days.name: lambda _: True}
     refresher.reopened = lambda view: None
     refresher.untouched = lambda view, at: False
 
@@ -294,7 +326,7 @@ def test_rows_that_look_ahead_at_a_late_event_are_computed_again(
     refresher = object.__new__(speed.Refresher)
     refresher.stream, refresher.zone, refresher.live = stream, Settings(_env_file=None).tz, set()
     refresher.seen, refresher.upto = {view.name: at(seen)} if seen else {}, {view.name: 6}
-    refresher.others, refresher.versions, refresher.due = {view.name: []}, {}, {view.name: lambda: True}
+    refresher.others, refresher.versions, refresher.due = {view.name: []}, {}, {view.name: lambda _: True}
     refresher.reopened = lambda view: None
     refresher.untouched = lambda view, at: False
     span = refresher.span(view)

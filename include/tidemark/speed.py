@@ -1322,19 +1322,21 @@ class Background:
 
 
 class Due:
-    """True once in every `every`, and at once the first time."""
+    """True once in every `every`, and at once the first time. `now` is of the monotonic clock: who asks several asks all of one
+    instant, or one of them is due a moment before the other, and they never go together again."""
 
     def __init__(self, every: str) -> None:
         self.seconds, self.next = duration(every).total_seconds(), 0.0
 
-    def rest(self, seconds: float) -> None:
+    def rest(self, seconds: float, now: float | None = None) -> None:
         """Not due again before so long from now."""
-        self.next = time.monotonic() + seconds
+        self.next = (now or time.monotonic()) + seconds
 
-    def __call__(self) -> bool:
-        if time.monotonic() < self.next:
+    def __call__(self, now: float | None = None) -> bool:
+        now = now or time.monotonic()
+        if now < self.next:
             return False
-        self.next = time.monotonic() + self.seconds
+        self.next = now + self.seconds
         return True
 
 
@@ -1504,7 +1506,8 @@ class Refresher:
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back - lookahead` on, what was missed while away included."""
         for views in self.rounds:
-            if not self.waits() and (spans := {v.name: span for v in views if (span := self.span(v))}):
+            now = time.monotonic()
+            if not self.waits() and (spans := {v.name: span for v in views if (span := self.span(v, now))}):
                 self.together(spans)
 
     def together(self, spans: Mapping[str, Span]) -> None:
@@ -1521,7 +1524,7 @@ class Refresher:
                     self.due[name].rest(60)
                     log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
 
-    def span(self, view: View) -> Span | None:
+    def span(self, view: View, now: float | None = None) -> Span | None:
         """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
         # In this order, as a batch tells them: no batch counts as looked at whose time is not reached.
         seq, at = self.stream.done, self.stream.stream_time
@@ -1531,7 +1534,7 @@ class Refresher:
         others = [table.delta().version() for table in self.others[view.name]]
         same &= others == self.versions.get(view.name, [])
         looking, reopened = datetime.now(UTC), self.reopened(view)
-        if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name]():
+        if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name](now):
             return None
         if view.shortcut and view.shortcut.coarse:
             if reopened:
@@ -1582,14 +1585,18 @@ class Refresher:
         found = computed(lanes[0], self.places[0])
         for lane in beside:
             found |= lane.result()
+        first = spans.keys() - self.seen.keys()
         for name, rows in found.items():
-            span, rest = spans[name], self.rest if name in self.seen else 0  # the first time measures a cold JVM, not the view
+            span = spans[name]
             self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
             self.stream.remember_computed({name: span.at})
             took = time.monotonic() - began
-            self.due[name].rest(max(rest * took, self.due[name].seconds - took))
             log.info("refreshed", view=name, since=str(span.since), until=str(span.come), seconds=round(took, 3))
+        took = (now := time.monotonic()) - began
+        for name in found:
+            rest = 0 if name in first else self.rest  # the first time measures a cold JVM, not the view
+            self.due[name].rest(max(rest * took, self.due[name].seconds - took), now)
 
     def untouched(self, view: View, at: datetime) -> bool:
         """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
