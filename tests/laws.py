@@ -179,15 +179,19 @@ class Lake:
         return fold.answers(spark, view, way, self.read, start, end, settled=True, merged=self.merged)
 
     def coarse_answers(self, view, start: datetime, end: datetime) -> DataFrame:
-        """By the short way, with what lies before every mark and within its lookback merged, one row of each rest of the key."""
+        """By the short way, with what lies before every mark and within its lookback merged, one row of each rest of the key, and
+        the sets of what comes after apart."""
         spark, lookback = next(iter(self.tables.values())).sparkSession, duration(view.lookback)
         last = end - duration(view.shortcut.step)
         span, bounds = fold.period(spark, last - lookback, start), fold.period(spark, start - lookback, end)
+        before = fold.period(spark, start - lookback, start)
         counted = view.shortcut.counted
-        rows = {p: fold.merge(r, fold.within(self.tables[r.name], r.time, bounds)) for p, r in view.shortcut.reads.items()}
-        rows = {p: fold.as_counts(merged, counted) for p, merged in rows.items()}
-        beyond = {p: fold.beyond(view, r) for p, r in view.shortcut.reads.items()}
-        inputs = {p: fold.coarser(r, rows[p], span, beyond[p], counted) for p, r in view.shortcut.reads.items()}
+        inputs = {}
+        for parameter, rollup in view.shortcut.reads.items():
+            rows = fold.in_parts(rollup, fold.within(self.tables[rollup.name], rollup.time, bounds), counted)
+            base, newest = fold.within(rows, rollup.time, before), fold.within(rows, rollup.time, fold.period(spark, start, end))
+            base = fold.coarser(rollup, base, span, fold.beyond(view, rollup), counted)
+            inputs[parameter] = fold.union([base.select(*newest.columns), newest])
         return fold.answer(view, view.shortcut.function, inputs, fold.period(spark, start, end), settled=True)
 
 

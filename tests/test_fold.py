@@ -443,6 +443,59 @@ def test_merge_of_rows_in_any_order_and_some_twice(spark, order, many):
     assert {r[0]: tuple(r)[1:] for r in found.collect()} == MERGED
 
 
+def sets_of(spark, rows: list[tuple[str, list[str] | None, list[str] | None]]):
+    """Rows of `page_panes`: page, event ids, visitor ids; None for a set that is not there."""
+    raw = spark.createDataFrame([(n, *row) for n, row in enumerate(rows)], "n INT, page STRING, v ARRAY<STRING>, u ARRAY<STRING>")
+    sets = raw.withColumn("v", F.explode_outer("v")).withColumn("u", F.explode_outer("u"))
+    sets = sets.groupBy("n", "page").agg(functions.distinct("v").alias("views"), functions.distinct("u").alias("visitors"))
+    found = sets.join(raw.select("n", F.col("v").isNull().alias("_v"), F.col("u").isNull().alias("_u")), "n")
+    absent = {c: F.when(~F.col(flag), F.col(c)).alias(c) for c, flag in (("views", "_v"), ("visitors", "_u"))}
+    return found.select("page", F.lit(NOON).alias("pane"), *absent.values()).repartition(2)
+
+
+PARTS = [
+    ("/alone", ["e1", "e2"], ["ann"]),
+    ("/two", ["e1", "e2"], ["ann"]),
+    ("/two", ["e2", "e3"], ["bob"]),
+    ("/five", ["e1"], ["ann"]),
+    ("/five", ["e1"], ["ann"]),
+    ("/five", ["e2"], ["bob"]),
+    ("/five", ["e1", "e3"], []),
+    ("/five", ["e4"], ["ann", "cem"]),
+    ("/absent", ["e1"], None),
+    ("/absent", None, ["ann"]),
+    ("/nothing", None, None),
+]
+WHOLE = {"/alone": (2, 1), "/two": (3, 2), "/five": (4, 3), "/absent": (1, 1), "/nothing": (None, 0)}
+
+
+@pytest.mark.parametrize("order", [PARTS, PARTS[::-1], PARTS + PARTS])
+def test_sets_in_parts_are_counted_once_and_united_by_whoever_reads_them(spark, order):
+    parts = fold.in_parts(traffic.page_panes, sets_of(spark, order), counted=("views",))
+    assert parts.columns == ["page", "pane", "views", "visitors"]
+    found = parts.groupBy("page").agg(F.sum("views"), functions.how_many(functions.union("visitors")), F.count("*"))
+    rows = {page: rest for page, *rest in found.collect()}
+    assert {page: tuple(rest[:2]) for page, rest in rows.items()} == WHOLE
+    assert rows["/alone"][2] == order.count(PARTS[0])  # a row for each set
+
+
+@pytest.mark.parametrize("counted", [(), ("views",), ("views", "visitors")])
+def test_parts_merged_once_more_are_what_merging_at_once_gives(spark, counted):
+    rows = sets_of(spark, [row for row in PARTS if None not in row])
+    at_once = fold.as_counts(fold.merge(traffic.page_panes, rows), counted)
+    again = fold.merge(traffic.page_panes, fold.in_parts(traffic.page_panes, rows, counted), many=True, counted=counted)
+    assert sorted(map(str, again.collect())) == sorted(map(str, at_once.collect()))
+
+
+def test_what_merges_otherwise_is_the_same_in_each_part(spark):
+    kinds = "page STRING, pane TIMESTAMP, first INT, last INT, stage STRING, seq BIGINT, note STRING, id STRING"
+    rows = spark.createDataFrame([("/", NOON, 3, 3, "old", 1, "z", "ann"), ("/", NOON, 1, 9, "new", 2, "a", "bob")], kinds)
+    keys = [c for c in rows.columns if c != "id"]
+    parts = fold.in_parts(everything, rows.groupBy(*keys).agg(functions.distinct("id").alias("visitors")))
+    assert parts.drop("pane", "visitors").collect() == [("/", 1, 9, "new", 2, "a")] * 2
+    assert parts.agg(functions.how_many(functions.union("visitors"))).first()[0] == 2
+
+
 def test_a_set_has_the_same_bytes_in_any_order_and_counts_empty_texts_but_not_nulls(spark):
     values = [("a",), ("b",), ("",), (None,), ("a",)]
     sets = [

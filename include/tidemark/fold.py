@@ -379,18 +379,44 @@ def merge(rollup: Rollup, rows: DataFrame, many: bool = False, counted: Sequence
     `many`, of the call or of the rollup, says that hundreds of rows share a key: sets are then united by one aggregate instead
     of one after the other. Sets that are `counted` are counts already, of rows that stand there once each, and are added up.
     """
+    many = many or rollup.many
+    sets = {c for c, m in rollup.merge.items() if m == "distinct" and c not in counted}
+    sums = {c: F.sum(c) for c in counted if c in rollup.merge}
+    if many:
+        return gathered(rollup, rows, sums | {c: functions.union(c) for c in sets})
+    arrays = gathered(rollup, rows, sums | {c: F.collect_list(c) for c in sets})
+    united = {c: functions.union_of(c).alias(c) for c in sets}
+    return arrays.select(*(united.get(c, F.col(c)) for c in arrays.columns))
+
+
+def gathered(rollup: Rollup, rows: DataFrame, sets: Mapping[str, Expression]) -> DataFrame:
+    """One row for each key: its sets by the aggregates given, all else by its own way to merge."""
     latest = sorted(c for c, m in rollup.merge.items() if m.startswith("latest"))
     by = next((m[len("latest(by=") : -1] for m in rollup.merge.values() if m.startswith("latest")), None)
     whole = F.max(F.struct(*([by] if by else []), *(c for c in latest if c != by))).alias("_latest")
-    many = many or rollup.many
-    sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counted]
     plain = [getattr(F, m)(c).alias(c) for c, m in rollup.merge.items() if m in ("min", "max")]
-    plain += [F.sum(c).alias(c) for c in counted if c in rollup.merge]
-    gathered = [(functions.union(c) if many else F.collect_list(c)).alias(c) for c in sets]
-    grouped = rows.groupBy(*rollup.key).agg(*plain, *gathered, *([whole] if latest else []))
-    columns = {c: F.col(f"_latest.{c}") for c in latest}
-    columns |= {} if many else {c: functions.union_of(c).alias(c) for c in sets}
+    grouped = rows.groupBy(*rollup.key).agg(*plain, *(f.alias(c) for c, f in sets.items()), *([whole] if latest else []))
+    columns = {c: F.col(f"_latest.{c}").alias(c) for c in latest}
     return grouped.select(*rollup.key, *(columns.get(c, F.col(c)) for c in rollup.merge))
+
+
+def in_parts(rollup: Rollup, rows: DataFrame, counted: Sequence[str] = ()) -> DataFrame:
+    """Rows of any batches, in any order, some twice, for whoever unites their sets anyway: one row for each of a key's sets.
+
+    Sets that are `counted` become how many values they hold together, all of them in one row of the key and 0 in the others; what
+    merges otherwise is the same in each.
+    """
+    arrays = gathered(rollup, rows, {c: F.collect_list(c) for c, m in rollup.merge.items() if m == "distinct"})
+    counts = {c: functions.how_many_of(c) for c in counted if c in rollup.merge}
+    sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counts]
+    numbered = arrays.withColumns(counts) if counts else arrays
+    if not sets:
+        return numbered
+    apart = F.posexplode_outer(F.arrays_zip(*sets)).alias("_n", "_set")
+    parts = numbered.select(*(c for c in numbered.columns if c not in sets), apart)
+    columns = {c: F.col(f"_set.{c}").alias(c) for c in sets}
+    columns |= {c: F.when(F.coalesce("_n", F.lit(0)) == 0, F.col(c)).otherwise(0).alias(c) for c in counts}
+    return parts.select(*(columns.get(c, F.col(c)) for c in arrays.columns))
 
 
 def as_counts(rows: DataFrame, counted: Sequence[str]) -> DataFrame:

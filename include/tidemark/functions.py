@@ -46,16 +46,31 @@ def union(column: str) -> Column:
     return F.theta_union_agg(F.col(column), LG_NOMINAL)
 
 
-def union_of(sketches: str) -> Column:
+def union_of(sketches: Column | str) -> Column:
     """The union of an array of sketches, null for an empty array. A set that stands alone passes as it is.
+
+    The smallest are united first, for each union is sorted and packed anew, and what comes late for a pane are many small sets.
 
     Most panes have one row once their files are compacted; hashing them again took 3.5 CPU-seconds of an hour at 1,000
     events/s, this takes 2.2.
     """
-    first = F.get(F.col(sketches), F.lit(0))
-    rest = F.slice(sketches, 2, F.size(sketches))
+    array = F.array_sort(sketches, lambda a, b: F.length(a) - F.length(b))
+    first = F.get(array, F.lit(0))
+    rest = F.slice(array, 2, F.size(array))
     both = F.aggregate(rest, first, lambda a, b: F.theta_union(a, b, LG_NOMINAL))
-    return F.when(F.size(sketches) <= 1, first).otherwise(both)
+    return F.when(F.size(array) <= 1, first).otherwise(both)
+
+
+def how_many_of(sketches: str) -> Column:
+    """How many values an array of sketches holds together (BIGINT), null for an empty array.
+
+    Of the largest only what it shares with the others is looked for, |A| + |B| - |A and B|: sets of events share nearly nothing,
+    and to unite them is to sort and to pack what is counted and thrown away, two and a half times the work.
+    """
+    array = F.array_sort(sketches, lambda a, b: F.length(a) - F.length(b))
+    largest, others = F.element_at(array, -1), F.array(union_of(F.slice(array, 1, F.size(array) - 1)))
+    both = F.transform(others, lambda them: how_many(them) + how_many(largest) - how_many(F.theta_intersection(them, largest)))
+    return F.when(F.size(array) > 1, F.get(both, F.lit(0))).when(F.size(array) == 1, how_many(largest))
 
 
 def how_many(sketch: Column | str) -> Column:

@@ -351,9 +351,11 @@ class Shortcut:
 
     `step` is the spacing of the view's rows in time. It fills rows missing up to `live.back` behind stream time.
     `coarse` promises that a row's answer is of the rollups' rows within `lookback` before it and merges them, so that those
-    which lie before every row of the period may be handed in merged into one, at the time of the earliest; and that key
-    columns of the rollups which are not the view's do not matter: rows may be handed in merged over them, null there.
-    `counted` names sets of which only the numbers are added up: they are handed in as counts (BIGINT), of merged rows their sum.
+    which lie before every row of the period may be handed in merged into one, at the time of the earliest; that key columns of
+    the rollups which are not the view's do not matter: rows may be handed in merged over them, null there; and that one key may
+    have several rows, whose sets are its set together.
+    `counted` names sets of which only the numbers are added up: they are handed in as counts (BIGINT), of merged rows their sum,
+    and of several rows of one key in the first of them, 0 in the others.
     """
 
     function: Callable[..., Any] = field(compare=False)

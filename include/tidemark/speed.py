@@ -1635,15 +1635,14 @@ class Refresher:
             if not isinstance(source, Rollup) or until - since > lookback / 2:
                 return None
             base = self.base(source, shortcut, since, until - step, lookback, aside, fold.beyond(view, source))
-            newest = self.merged(source, shortcut, base.end, until)
+            newest = self.parts(source, shortcut, base.end, until)
             inputs[parameter] = fold.union([base.rows.select(*newest.columns), newest])
         return fold.answer(view, shortcut.function, inputs, fold.period(self.spark, since, until), settled=False)
 
-    def merged(self, rollup: Rollup, shortcut: Shortcut, low: datetime, high: datetime) -> DataFrame:
-        """A rollup's rows of `[low, high)`, each once, its counted sets as counts."""
+    def parts(self, rollup: Rollup, shortcut: Shortcut, low: datetime, high: datetime) -> DataFrame:
+        """A rollup's rows of `[low, high)`, in parts, its counted sets as counts."""
         there = self.read_table(rollup, low, high)
-        rows = fold.merge(rollup, fold.within(there, rollup.time, fold.period(self.spark, low, high)))
-        return fold.as_counts(rows, shortcut.counted)
+        return fold.in_parts(rollup, fold.within(there, rollup.time, fold.period(self.spark, low, high)), shortcut.counted)
 
     def base(
         self,
@@ -1665,7 +1664,7 @@ class Refresher:
         if apart and apart.serves(first, last, lookback):
             (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
         elif aside:
-            rows = self.merged(rollup, shortcut, low, end)
+            rows = self.parts(rollup, shortcut, low, end)
         else:
             rows = self.from_blocks(rollup, shortcut, low, start, end)
         merged = fold.coarser(rollup, rows, fold.period(self.spark, start, end), without, shortcut.counted).persist()
@@ -1676,15 +1675,15 @@ class Refresher:
         return found
 
     def from_blocks(self, rollup: Rollup, shortcut: Shortcut, low: datetime, start: datetime, end: datetime) -> DataFrame:
-        """A rollup's rows of `[low, end)`, each once; whole five minutes of `[start, end)` as one for each rest of the key.
+        """A rollup's rows of `[low, end)`, in parts; whole five minutes of `[start, end)` as one for each rest of the key.
 
         What was merged so is kept until an event comes late for it, or a run has changed the rollups: each minute six or seven of
         the hour's are read, and not all sixty. What anybody else did to a rollup is seen half an hour later at the latest.
         """
         since, until = floor(start + BLOCK - timedelta(microseconds=1), BLOCK), floor(end, BLOCK)
         if since >= until:
-            return self.merged(rollup, shortcut, low, end)
-        at, kept, parts = since, [], [self.merged(rollup, shortcut, low, since)]
+            return self.parts(rollup, shortcut, low, end)
+        at, kept, parts = since, [], [self.parts(rollup, shortcut, low, since)]
         held = self.blocks.setdefault((rollup.name, shortcut.counted), [])
         looking = datetime.now(UTC)
         changed = lake.reopened(self.stream.settings, min((b.looking for b in held), default=looking))
@@ -1700,7 +1699,7 @@ class Refresher:
                 at = whole
         if at < until:
             seq = self.stream.done
-            rows = self.merged(rollup, shortcut, at, until)
+            rows = self.parts(rollup, shortcut, at, until)
             coarse = rows.withColumn(rollup.time, functions.pane(rollup.time, f"{int(BLOCK.total_seconds())} seconds"))
             rows = fold.merge(rollup, coarse, many=True, counted=shortcut.counted).persist()
             rows.count()
@@ -1710,7 +1709,7 @@ class Refresher:
             if block not in kept:
                 block.rows.unpersist()
         held[:] = kept
-        return fold.union([*parts, self.merged(rollup, shortcut, until, end)])
+        return fold.union([*parts, self.parts(rollup, shortcut, until, end)])
 
     def read_table(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         there = lake.read(self.spark, self.stream.tables[declared.name], low=low, high=high)
