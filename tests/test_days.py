@@ -728,6 +728,37 @@ def test_a_day_lacks_what_kafka_held_once_its_views_lookahead_and_the_wait_for_l
     assert settle.lacking(own, CLOSES, day) == (UNREAD if lacks else None)
 
 
+#   22:00 | 23:00 | 00:00   settled at 00:05                   00:10 the views have looked ahead
+#             nine       one second ago comes the tenth
+@pytest.mark.parametrize(
+    ("now", "came", "refused"),
+    [
+        ("00:05:00", "00:04:59", False),
+        ("00:05:00", "00:00:00", False),
+        ("00:05:00", "23:59:59", True),
+        ("00:10:00", "00:09:59", True),
+    ],
+)
+def test_soon_after_midnight_a_day_lacks_what_came_before_it_and_not_what_comes_this_very_moment(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, now: str, came: str, refused: bool
+) -> None:
+    day = date(2026, 11, 1)
+    at = datetime.fromisoformat(f"2026-11-0{1 if came > now else 2}T{came}+00:00")
+    arrived = [datetime(2026, 11, 1, 12, tzinfo=UTC)] * 9 + [at]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.fromisoformat(f"2026-11-02T{now}+00:00")
+
+    monkeypatch.setattr(settle, "datetime", Clock)
+    monkeypatch.setattr("tidemark.kafka.topic_ids_held", lambda *_: {"prices": "an id"})
+    monkeypatch.setattr("tidemark.kafka.offsets", lambda _, topics, at: {"prices": {0: sum(one < at for one in arrived)}})
+    pins = {"main": Pin("main", 6, READ, "")}
+    with pytest.raises(settle.SettleError, match=UNREAD) if refused else nullcontext():
+        settle.refuse_unread(settings, CLOSES, [day], pins)
+
+
 def test_topic_that_kafka_does_not_have_is_left_out_of_what_a_day_lacks_and_the_others_are_asked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

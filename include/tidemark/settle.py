@@ -483,9 +483,12 @@ def looked_at_until(settings: Settings, catalog: Catalog, day: date) -> datetime
 def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
     """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it.
 
-    A topic that Kafka does not have holds nothing. Raises `BrokerAway`.
+    While these are not over, at the day's end alone: of what comes this very moment a stream has never read everything, and what
+    comes after a pin settles again what looks at it. A topic that Kafka does not have holds nothing. Raises `BrokerAway`.
     """
-    end = min(looked_at_until(settings, catalog, day) + grace, datetime.now(UTC))
+    end = looked_at_until(settings, catalog, day) + grace
+    if end > datetime.now(UTC):
+        end = period(settings, day)[1]
     there = kafka.topic_ids_held(settings, catalog.topics)
     for topic, parts in kafka.offsets(settings, there, end).items():
         if behind := lake.unread(pins, {topic: parts}):
