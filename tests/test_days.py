@@ -756,7 +756,7 @@ def test_soon_after_midnight_a_day_lacks_what_came_before_it_and_not_what_comes_
     monkeypatch.setattr("tidemark.kafka.offsets", lambda _, topics, at: {"prices": {0: sum(one < at for one in arrived)}})
     pins = {"main": Pin("main", 6, READ, "")}
     with pytest.raises(settle.SettleError, match=UNREAD) if refused else nullcontext():
-        settle.refuse_unread(settings, CLOSES, [day], pins)
+        settle.refuse_unread(settings, CLOSES, CLOSES.names, [day], pins)
 
 
 def test_topic_that_kafka_does_not_have_is_left_out_of_what_a_day_lacks_and_the_others_are_asked(
@@ -773,7 +773,19 @@ def test_topic_that_kafka_does_not_have_is_left_out_of_what_a_day_lacks_and_the_
     monkeypatch.setattr(lake, "pins", lambda *_: pins)
     assert settle.lacking(settings, CLOSES, date(2026, 11, 1)) == UNREAD
     with pytest.raises(settle.SettleError, match=UNREAD):
-        settle.refuse_unread(settings, CLOSES, [date(2026, 11, 1)], pins)
+        settle.refuse_unread(settings, CLOSES, CLOSES.names, [date(2026, 11, 1)], pins)
+
+
+@pytest.mark.parametrize(("names", "refused"), [(["closes"], False), (["moves"], True), (["others"], True)])
+def test_tables_are_settled_though_a_topic_is_unread_that_they_do_not_look_at(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, names: list[str], refused: bool
+) -> None:
+    monkeypatch.setattr("tidemark.kafka.topic_ids_held", lambda _, topics: dict.fromkeys(topics, "an id"))
+    held = {"prices": {0: 9}, "others": {0: 10}}
+    monkeypatch.setattr("tidemark.kafka.offsets", lambda _, topics, at: {t: held[t] for t in topics})
+    pins = {"main": Pin("main", 6, READ, "")}
+    with pytest.raises(settle.SettleError, match=r"1 records of others .* --only") if refused else nullcontext():
+        settle.refuse_unread(settings, CLOSES, names, [date(2026, 11, 1)], pins)
 
 
 def test_day_lacks_a_broker_that_is_away_and_a_settling_takes_the_log_as_it_is(
@@ -788,7 +800,7 @@ def test_day_lacks_a_broker_that_is_away_and_a_settling_takes_the_log_as_it_is(
     monkeypatch.setattr(lake, "pins", lambda *_: pins)
     assert settle.lacking(settings, CLOSES, date(2026, 11, 1)) == "no Kafka broker answers at 127.0.0.1:1"
     with capture_logs() as logs:
-        settle.refuse_unread(settings, CLOSES, [date(2026, 11, 1)], pins)
+        settle.refuse_unread(settings, CLOSES, CLOSES.names, [date(2026, 11, 1)], pins)
     assert [(e["log_level"], e["because"]) for e in logs] == [("warning", "no Kafka broker answers at 127.0.0.1:1")]
 
 

@@ -122,7 +122,7 @@ def settle(
     refuse_expired(settings, catalog, readers(catalog, only or catalog.names), days)
     with lake.pinning(settings):
         pins = pinned(settings, catalog)
-        refuse_unread(settings, catalog, days, pins)
+        refuse_unread(settings, catalog, readers(catalog, only) if only else catalog.names, days, pins)
         refuse_unpinned(settings, catalog, readers(catalog, only or catalog.names), days, pins)
         run = new_run(settings, "settle", days, reason, pins, only=sorted(only))
         run.chunks = chunks_of(settings, catalog, days)
@@ -447,49 +447,55 @@ def refuse_unpinned(
             )
 
 
-def refuse_unread(settings: Settings, catalog: Catalog, days: Sequence[date], pins: Mapping[str, lake.Pin]) -> None:
-    """Raises `SettleError` when the streams have not read what Kafka held at the end of the last day. Where no broker answers
-    the log is taken as it is."""
+def refuse_unread(
+    settings: Settings, catalog: Catalog, names: Collection[str], days: Sequence[date], pins: Mapping[str, lake.Pin]
+) -> None:
+    """Raises `SettleError` when the streams have not read what Kafka held, of topics that these tables look at, at the end of the
+    last day. Where no broker answers the log is taken as it is."""
     try:
-        lacks = unread_of(settings, catalog, days[-1], pins, timedelta(0))
+        lacks = unread_of(settings, catalog, names, days[-1], pins, timedelta(0))
     except kafka.BrokerAway as away:
         log.warning("cannot ask Kafka whether the day is complete; the log is taken as it is", because=str(away))
         return
     if lacks:
-        raise SettleError(f"{lacks}; wait until it has (tidemark status), then settle again")
+        raise SettleError(f"{lacks}; wait until it has (tidemark status), then settle again, or name other tables: --only")
 
 
 def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     """What a day lacks to be complete, as a sentence; None when the streams have read what Kafka held once the day, the
     views' lookahead after it and `nightly_after` were over. Where no broker answers, that is what it lacks."""
     grace = duration(settings.nightly_after)
-    if (over := looked_at_until(settings, catalog, day) + grace) > datetime.now(UTC):
+    if (over := looked_at_until(settings, catalog, catalog.names, day) + grace) > datetime.now(UTC):
         return f"late records of {day} are waited for until {over:%Y-%m-%d %H:%M} UTC"
     pins = lake.pins(settings, catalog.streams)
     if not pins:
         return "no stream has committed a batch yet; start it with: tidemark up"
     try:
-        return unread_of(settings, catalog, day, pins, grace)
+        return unread_of(settings, catalog, catalog.names, day, pins, grace)
     except kafka.BrokerAway as away:
         return str(away)
 
 
-def looked_at_until(settings: Settings, catalog: Catalog, day: date) -> datetime:
-    """Up to where a day's rows look, those of the view that looks furthest ahead."""
-    ahead = max((duration(v.lookahead) for v in catalog.views.values()), default=timedelta(0))
+def looked_at_until(settings: Settings, catalog: Catalog, names: Collection[str], day: date) -> datetime:
+    """Up to where a day's rows look, of these tables those of the view that looks furthest ahead."""
+    looking = needed(catalog, names)
+    ahead = max((duration(v.lookahead) for v in catalog.views.values() if v.name in looking), default=timedelta(0))
     return fold.looked_at_until(period(settings, day)[1], ahead)
 
 
-def unread_of(settings: Settings, catalog: Catalog, day: date, pins: Mapping[str, lake.Pin], grace: timedelta) -> str | None:
-    """What the streams have not read of what Kafka held at a day's end, the views' lookahead and a grace after it.
+def unread_of(
+    settings: Settings, catalog: Catalog, names: Collection[str], day: date, pins: Mapping[str, lake.Pin], grace: timedelta
+) -> str | None:
+    """What the streams have not read of what Kafka held, of the topics that these tables look at, at a day's end, and a grace and
+    their lookahead after it.
 
     While these are not over, at the day's end alone: of what comes this very moment a stream has never read everything, and what
     comes after a pin settles again what looks at it. A topic that Kafka does not have holds nothing. Raises `BrokerAway`.
     """
-    end = looked_at_until(settings, catalog, day) + grace
+    end = looked_at_until(settings, catalog, names, day) + grace
     if end > datetime.now(UTC):
         end = period(settings, day)[1]
-    there = kafka.topic_ids_held(settings, catalog.topics)
+    there = kafka.topic_ids_held(settings, needed(catalog, names) & catalog.topics.keys())
     for topic, parts in kafka.offsets(settings, there, end).items():
         if behind := lake.unread(pins, {topic: parts}):
             return f"the stream has not yet read {behind} records of {topic} that Kafka held at the end of {day}"
