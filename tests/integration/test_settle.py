@@ -504,13 +504,17 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     with pytest.raises(KeyError, match="there is no run settle-nowhere; list them with: tidemark runs"):
         settle.publish(shop.settings, shop.catalog, "settle-nowhere")
     shop.send(at(20))
-    with pytest.raises(settle.SettleError, match=f"the stream has not yet read 1 records of {shop.topic} .* then settle again"):
-        shop.settled("unread")
     # A topic that is declared and was not made yet turns no question off.
     unmade = Topic("never_made", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
-    shop.catalog = replace(shop.catalog, topics={**shop.catalog.topics, unmade.name: unmade})
-    with pytest.raises(settle.SettleError, match=f"the stream has not yet read 1 records of {shop.topic} .* then settle again"):
-        shop.settled("unread")
+    whole = replace(shop.catalog, topics={**shop.catalog.topics, unmade.name: unmade})
+    for catalog in (shop.catalog, whole):
+        shop.catalog = catalog
+        # `peaks` looks a day ahead, so that what came a moment ago is late for now; once that is over, Kafka held it by then.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(settle, "looked_at_until", lambda *_: datetime.now(UTC))
+            said = f"the stream has not yet read 1 records of {shop.topic} .* then settle again"
+            with pytest.raises(settle.SettleError, match=said):
+                shop.settled("unread")
     assert [r.state for r in settle.runs(shop.settings)] == ["staged", "published", "published"]
 
 
