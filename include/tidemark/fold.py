@@ -379,12 +379,11 @@ def merge(rollup: Rollup, rows: DataFrame, many: bool = False, counted: Sequence
     `many`, of the call or of the rollup, says that hundreds of rows share a key: sets are then united by one aggregate instead
     of one after the other. Sets that are `counted` are counts already, of rows that stand there once each, and are added up.
     """
-    many = many or rollup.many
     sets = {c for c, m in rollup.merge.items() if m == "distinct" and c not in counted}
     sums = {c: F.sum(c) for c in counted if c in rollup.merge}
-    if many:
+    if many or rollup.many:
         return gathered(rollup, rows, sums | {c: functions.union(c) for c in sets})
-    arrays = gathered(rollup, rows, sums | {c: F.collect_list(c) for c in sets})
+    arrays = gathered(rollup, rows, sums | {c: functions.sets_of(c) for c in sets})
     united = {c: functions.union_of(c).alias(c) for c in sets}
     return arrays.select(*(united.get(c, F.col(c)) for c in arrays.columns))
 
@@ -406,7 +405,7 @@ def in_parts(rollup: Rollup, rows: DataFrame, counted: Sequence[str] = ()) -> Da
     Sets that are `counted` become how many values they hold together, all of them in one row of the key and 0 in the others; what
     merges otherwise is the same in each.
     """
-    arrays = gathered(rollup, rows, {c: F.collect_list(c) for c, m in rollup.merge.items() if m == "distinct"})
+    arrays = gathered(rollup, rows, {c: functions.sets_of(c) for c, m in rollup.merge.items() if m == "distinct"})
     counts = {c: functions.how_many_of(c) for c in counted if c in rollup.merge}
     sets = [c for c, m in rollup.merge.items() if m == "distinct" and c not in counts]
     numbered = arrays.withColumns(counts) if counts else arrays
