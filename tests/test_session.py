@@ -58,6 +58,46 @@ def test_spark_spills_where_it_is_swept(spark: SparkSession) -> None:
     assert (Path(where).parent / "owner").is_file()
 
 
+SPILLS_FOR_AIRFLOW = """
+import pathlib, sys
+from filelock import FileLock, Timeout
+from tidemark.session import session
+from tidemark.settings import Settings
+
+spark = session(Settings(), "spills")
+(where,) = spark._jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirsString()
+try:
+    FileLock(pathlib.Path(where).parent / "owner", timeout=0).acquire()
+except Timeout:
+    pathlib.Path(sys.argv[1]).write_text(where)
+"""
+
+
+def test_an_application_that_airflow_submits_spills_where_it_is_swept(
+    settings: Settings, jars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    at_home = settings.model_copy(update={"jars_dir": jars})
+    told = session.submitted(at_home)
+    app, found = tmp_path / "app.py", tmp_path / "where"
+    app.write_text(SPILLS_FOR_AIRFLOW)
+    argv = ["spark-submit", "--master", "local[1]", "--jars", told["jars"]]
+    argv += [word for name, value in told["conf"].items() for word in ("--conf", f"{name}={value}")]
+    env = os.environ | {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env |= {name: value.replace("{{ ti.id }}", "a-try") for name, value in told["env_vars"].items()}
+    done = subprocess.run([*argv, str(app), str(found)], env=env, capture_output=True, text=True)
+    assert found.exists(), done.stderr
+    assert Path(found.read_text()).parent == settings.state / "spark" / "a-try"
+    session.own_scratch.__wrapped__(settings.state / "spark")
+    assert not (settings.state / "spark" / "a-try").exists()
+
+
+def test_where_spark_spills_is_left_to_who_has_said_it(settings: Settings, jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/somewhere")
+    assert "env_vars" not in session.submitted(settings)
+
+
 SPEAKS = """
 from types import SimpleNamespace
 import structlog

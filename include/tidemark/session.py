@@ -187,10 +187,10 @@ def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
     """What must be said before the JVM starts. Each option with a path is in quotes: its folder may have a space in its name."""
     # The serial collector, for two cores. The code cache would be 48 MB with C1 alone, which generated code fills in minutes;
     # then a third of a core goes into sweeping it.
-    log4j, scratch = settings.state / "log4j2.properties", settings.state / "spark"
+    log4j = settings.state / "log4j2.properties"
     options = (
         f"{LATE if optimize else ONLY_C1} -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError "
-        f'"-Dlog4j2.configurationFile=file:{log4j}" "-Dderby.system.home={scratch}"'
+        f'"-Dlog4j2.configurationFile=file:{log4j}" "-Dderby.system.home={scratch(settings)}"'
     )
     if (archive := settings.jars / ARCHIVE).is_file():
         options += f' "-XX:SharedArchiveFile={archive}" {QUIET}'
@@ -198,10 +198,12 @@ def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
 
 
 def submitted(settings: Settings, optimize: bool = False) -> dict[str, Any]:
-    """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it."""
+    """What SparkSubmitOperator is told, so that an application finds the jars and a JVM as `session` would start it, which spills
+    where that one's would, into a folder of each try of the task. Airflow renders its name."""
     own = {n: v for n, v in SETTINGS.items() if n.startswith(("spark.driver.", "spark.ui."))}
     conf = java(settings, optimize) | own | cluster(settings)
-    return {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
+    said = {"conf": conf, "jars": ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))}
+    return said if SPILLS_TO in os.environ else said | {"env_vars": {SPILLS_TO: f"{scratch(settings)}/{{{{ ti.id }}}}"}}
 
 
 def session(settings: Settings, app: str, extra: dict[str, str] | None = None, optimize: bool = False) -> SparkSession:
@@ -217,13 +219,12 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
         raise FileNotFoundError(f"no jars in {settings.jars / 'spark'}; fetch them with: tidemark jars")
     log4j = settings.state / "log4j2.properties"
     log4j.parent.mkdir(parents=True, exist_ok=True)
-    scratch = settings.state / "spark"
     if not log4j.exists() or log4j.read_text() != LOG4J:
         log4j.write_text(LOG4J)
     remember_lookups()
     # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+    builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch(settings) / "warehouse"))
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
         one_java()
@@ -232,19 +233,31 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
             builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
-    if "SPARK_LOCAL_DIRS" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
+    if (given := os.environ.get(SPILLS_TO)) or "PYSPARK_GATEWAY_PORT" in os.environ:
+        if given and Path(given).parent == scratch(settings):  # as `submitted` named it
+            own_scratch(scratch(settings), Path(given).name)
         return builder.getOrCreate()
     # For the JVM alone, which reads it once: a process that this one starts has a folder of its own.
-    os.environ["SPARK_LOCAL_DIRS"] = str(own_scratch(scratch))
+    os.environ[SPILLS_TO] = str(own_scratch(scratch(settings)))
     try:
         return builder.getOrCreate()
     finally:
-        del os.environ["SPARK_LOCAL_DIRS"]
+        del os.environ[SPILLS_TO]
+
+
+SPILLS_TO = "SPARK_LOCAL_DIRS"
+"""Spark's own variable for where it spills; who has set it decides."""
+
+
+def scratch(settings: Settings) -> Path:
+    """What Spark keeps for as long as it runs."""
+    return settings.state / "spark"
 
 
 @functools.cache
-def own_scratch(folder: Path) -> Path:
+def own_scratch(folder: Path, name: str | None = None) -> Path:
     """A folder of this process alone, for what Spark shuffles, spills and caches; those of processes that are gone are removed.
+    `name` is that of one which a JVM was told of before.
 
     Spark clears up after itself, but not where it is killed, nor where its heap is full: each time up to all that a day takes.
     """
@@ -254,8 +267,8 @@ def own_scratch(folder: Path) -> Path:
             owner = FileLock(former, timeout=0)
             with suppress(Timeout), owner:
                 shutil.rmtree(former.parent, ignore_errors=True)
-        own = folder / uuid.uuid4().hex[:8]
-        own.mkdir()
+        own = folder / (name or uuid.uuid4().hex[:8])
+        own.mkdir(exist_ok=bool(name))
         OWNED.append(FileLock(own / "owner"))
         OWNED[-1].acquire()
     return own
