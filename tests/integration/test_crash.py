@@ -253,13 +253,16 @@ def test_after_all_of_it_and_the_newest_commit_file_lost_too(shop: Shop, run, sp
     check_everything(shop, spark)
 
 
-def batches_away(table: lake.Table, count: int = 1) -> None:
+def batches_away(table: lake.Table, count: int = 1) -> dict[Path, Path]:
     """What a person does with entries of a Delta log that are damaged: the newest, down to those of so many batches. A
-    compaction's may lie above them."""
+    compaction's may lie above them. Where each was, by where it is."""
+    moved = {}
     while count:
         entry = max((table.path / "_delta_log").glob("*.json"))
         count -= '"appId":"main"' in entry.read_text()
-        entry.rename(table.path.parent / f"damaged-{table.path.name}-{entry.name}")
+        away = table.path.parent / f"damaged-{table.path.name}-{entry.name}"
+        moved[entry.rename(away)] = entry
+    return moved
 
 
 def names_its_batch(table: lake.Table, back: int = 0) -> bool:
@@ -312,13 +315,13 @@ def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
     shop.send()
     run(shop.settings, {"topic": shop.topic}, failpoint=point).dies()
     assert shop.planned() is not None
-    batches_away(table)
+    moved = batches_away(table)
     if refused:
         stream = run(shop.settings, {"topic": shop.topic})
         assert stream.popen.wait(180) > 0
         assert "the ledger lacks the newest whole batch of stream main" in stream.said and refused in stream.said
-        for entry in table.path.parent.glob(f"damaged-{table.path.name}-*"):
-            entry.rename(table.path / "_delta_log" / entry.name.split("-")[-1])
+        for away, entry in moved.items():  # not what earlier tests have moved: the stream has written those anew
+            away.rename(entry)
     stream = run(shop.settings, {"topic": shop.topic})
     stream.until(shop.whole)
     stream.drains()
