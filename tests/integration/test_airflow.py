@@ -161,6 +161,13 @@ class House:
     def pid(self) -> int:
         return local.status(self.settings)["heartbeat"]["pid"]
 
+    def kill_airflow(self) -> None:
+        """SIGKILL to every process of every component; one of them may end with another."""
+        for name in airflow.COMPONENTS:
+            for one in local.orphans(local.recorded(self.settings, name)):  # type: ignore[arg-type]
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGKILL)
+
     def begun_again(self, pid: int) -> None:
         """Wait until stream main runs in another process."""
         self.until(lambda: local.beats(self.settings, "main") and self.pid() != pid)
@@ -208,9 +215,7 @@ def test_airflow_is_healthy_and_has_adopted_the_stream(house: House) -> None:
 
 def test_kill_of_all_of_airflow_leaves_the_stream_and_its_watcher_goes_on(house: House) -> None:
     before, pid = house.until(house.watching), house.pid()
-    for name in airflow.COMPONENTS:
-        for one in local.orphans(local.recorded(house.settings, name)):  # type: ignore[arg-type]
-            one.send_signal(signal.SIGKILL)
+    house.kill_airflow()
     produce(house, [event("while-away", datetime.now(UTC))])
     house.up()
     after = house.until(house.watching)
@@ -242,9 +247,7 @@ def test_ten_kills_of_all_of_airflow_and_of_the_stream_lose_and_double_nothing(
         house.until(lambda: local.status(house.settings).get("heartbeat", {}).get("state") == "running")
         os.kill(house.pid(), signal.SIGKILL)
         produce(house, [event(f"kill-{n}-a", datetime.now(UTC))])
-        for name in airflow.COMPONENTS:
-            for one in local.orphans(local.recorded(house.settings, name)):  # type: ignore[arg-type]
-                one.send_signal(signal.SIGKILL)
+        house.kill_airflow()
         produce(house, [event(f"kill-{n}-b", datetime.now(UTC))])
         house.up()
         back = time.monotonic()
