@@ -233,9 +233,10 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
             builder = builder.config(name, value)
     for name, value in (SETTINGS | cluster(settings) | (extra or {})).items():
         builder = builder.config(name, value)
-    if (given := os.environ.get(SPILLS_TO)) or "PYSPARK_GATEWAY_PORT" in os.environ:
-        if given and Path(given).parent == scratch(settings):  # as `submitted` named it
-            own_scratch(scratch(settings), Path(given).name)
+    if SPILLS_TO in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
+        given = Path(os.environ.get(SPILLS_TO, ""))
+        if "PYSPARK_GATEWAY_PORT" in os.environ and given.parent == scratch(settings):  # as `submitted` named it
+            own_scratch(scratch(settings), given.name)
         return builder.getOrCreate()
     # For the JVM alone, which reads it once: a process that this one starts has a folder of its own.
     os.environ[SPILLS_TO] = str(own_scratch(scratch(settings)))
