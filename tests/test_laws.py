@@ -85,6 +85,7 @@ def newest(spark: SparkSession, read: fold.Read) -> Any:
     refresher.spark, refresher.read_table, refresher.bases, refresher.blocks = spark, read, {}, {}
     nowhere = Settings(_env_file=None, home="/nowhere")
     refresher.stream = SimpleNamespace(done=0, low_since=lambda names, seq, nothing: nothing, settings=nowhere)
+    refresher.stream.came = lambda names, seq, before: False
     return refresher
 
 
@@ -146,6 +147,49 @@ def test_what_is_kept_of_an_hour_in_fives_of_minutes_is_merged_again_where_an_ev
     merged, whole = ([r | {"_way": ""} for r in found if r["_way"] == way] for way in ("merged", "all"))
     interpreted.catalog.clearCache()
     assert merged == whole
+
+
+@pytest.mark.parametrize(
+    ("late", "moved"),
+    [(timedelta(seconds=1), timedelta(0)), (timedelta(minutes=10), FIVE)],
+    ids=["a little", "behind what is merged, and something new"],
+)
+def test_the_newest_mark_holds_what_came_late_before_the_stream_fell_silent(interpreted, monkeypatch, late, moved):
+    #   bob, whose mark is written   ann, late, and perhaps eve   nothing ever after
+    def panes(*views: tuple[str, datetime]) -> Any:
+        events = [{"event_id": v, "visitor_id": v, "page": "/", "viewed_at": at} for v, at in views]
+        return traffic.page_panes(views=interpreted.createDataFrame(pa.Table.from_pylist(events)))
+
+    clock, newer = [1000.0], [("eve", NOON + moved)] if moved else []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(speed.lake, "reopened", lambda *_: None)
+    monkeypatch.setattr(speed.fold, "together", lambda frames, _: {name: rows.toArrow() for name, rows in frames.items()})
+    tables, views = [panes(("bob", NOON))], [traffic.last_hour, traffic.site_last_hour]
+    refresher, stream = newest(interpreted, lambda *_: tables[-1]), object.__new__(speed.Stream)
+    stream.settings, stream.catalog, stream.done, stream.stream_time = refresher.stream.settings, CATALOG, 0, NOON
+    stream.caught_up, stream.progress, stream.covered, stream.skipped = True, {}, {}, set()
+    stream.lows = {"page_panes": speed.deque([(0, NOON)])}
+    refresher.stream, refresher.views, refresher.places, refresher.missed = stream, views, [{}], []
+    refresher.seen, refresher.holds, refresher.due = {}, {}, {v.name: speed.Due("5 seconds") for v in views}
+    written: dict[tuple[str, datetime], list[int]] = {}
+
+    def swap(view: Any, rows: pa.Table, *_: Any) -> None:
+        for row in rows.to_pylist():
+            written.setdefault((view.name, row["mark"]), []).append(row["pv"])
+
+    refresher.swap = swap
+    refresher.newest()
+    tables.append(tables[0].union(panes(("ann", NOON - late), *newer)))
+    stream.lows["page_panes"].append((1, NOON - late))
+    stream.done, stream.stream_time = 1, NOON + moved
+    for _ in range(15):
+        clock[0] += 10
+        refresher.newest()
+    interpreted.catalog.clearCache()
+    assert {name: said[-1] for (name, mark), said in written.items() if mark == NOON + moved + FIVE} == {
+        v.name: len([*newer, "ann", "bob"]) for v in views
+    }
+    assert all(len(said) < 12 for said in written.values())  # written once more, and not for ever
 
 
 def test_marks_of_more_than_half_of_what_they_look_back_on_are_not_merged_beforehand(spark):

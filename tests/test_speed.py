@@ -128,9 +128,9 @@ def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -
 def test_minutes_of_marks_that_could_not_be_computed_are_not_missed_once_for_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemark.fold.together", lambda *_: {}["a table that cannot be read"])
     refresher: Any = object.__new__(speed.Refresher)
-    refresher.stream, refresher.views, refresher.missed = SimpleNamespace(stream_time=END), [last_hour], []
+    refresher.stream, refresher.views, refresher.missed = SimpleNamespace(stream_time=END, done=7), [last_hour], []
     refresher.waits, refresher.lacking = lambda: False, lambda *_: (END - timedelta(minutes=9), END)
-    refresher.short, refresher.places = lambda *_: None, [{}]
+    refresher.short, refresher.places, refresher.bases = lambda *_: None, [{}], {}
     for _ in range(2):
         with pytest.raises(KeyError, match="cannot be read"):
             refresher.newest()

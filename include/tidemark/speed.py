@@ -1028,6 +1028,10 @@ class Stream:
             found += [low for s, low in lows if s > seq]
         return min(found, default=nothing)
 
+    def came(self, names: Iterable[str], seq: int, before: datetime) -> bool:
+        """Whether batches after `seq` brought the named tables anything earlier than an instant, or nobody knows."""
+        return self.done > seq and self.low_since(names, seq, before) < before
+
     def in_pool(self, pool: str) -> None:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
 
@@ -1374,6 +1378,8 @@ class Refresher:
         self.blocks: dict[tuple[str, tuple[str, ...]], list[Block]] = {}
         # Up to where each view's marks were computed again.
         self.swept: dict[str, datetime] = {}
+        # Up to when each view's marks are written, and up to which batch the newest holds all that came.
+        self.holds: dict[str, tuple[datetime, int]] = {}
         self.waiting: float | None = None
         # Minutes of marks, by view, that were missed while the stream was away or caught up.
         self.missed: list[tuple[datetime, datetime, str]] = []
@@ -1396,7 +1402,8 @@ class Refresher:
         return False
 
     def newest(self) -> None:
-        """The short way: marks that are new since the last time, and the last one again, which was still being filled.
+        """The short way: marks that are new since the last time, and the last one again, which was still being filled, or for
+        which something came late before the stream fell silent.
 
         After a pause the newest minute comes first, and what was missed before it a minute at a time, when nothing else is
         due. What is merged beforehand serves every view of a minute's marks.
@@ -1405,18 +1412,18 @@ class Refresher:
         if at is None or self.waits():
             return
         due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
-        began, frames, spans = time.monotonic(), {}, {}
+        began, frames, spans, holds, seq = time.monotonic(), {}, {}, {}, self.stream.done
         for view, shortcut, since, until in due:
             low = max(since, until - BASE) if shortcut.coarse else since
             frames[view.name] = self.short(view, shortcut, low, until)
-            spans[view.name] = since, low, until
+            spans[view.name], holds[view.name] = (since, low, until), (until, self.held(view, shortcut, seq))
         # One job for all views: each would wait for the one before it.
         for name, rows in fold.together(frames, self.places[0]).items():
             view, (since, low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
             self.missed += [(start, end, name) for start, end in pieces(since, low, BASE)]
-            self.seen[name] = at
+            self.seen[name], self.holds[name] = at, holds[name]
             self.due[name].rest(2 * duration(view.shortcut.step).total_seconds())
             log.info("marks", view=name, since=str(low), until=str(until), seconds=round(time.monotonic() - began, 3))
         if not due and not self.prepared() and self.missed:
@@ -1442,7 +1449,11 @@ class Refresher:
     def lacking(self, view: View, shortcut: Shortcut, at: datetime) -> tuple[datetime, datetime] | None:
         """The marks, from and until, that the short way has to write now; None where there are none."""
         covered, last, step = self.stream.covered.get(view.name), self.seen.get(view.name), duration(shortcut.step)
-        if last == at or (covered is None and not shortcut.coarse):
+        if covered is None and not shortcut.coarse:
+            return None
+        names, end = [s.name for s in shortcut.reads.values()], floor(at, step) + step
+        until, seq = self.holds.get(view.name, (EARLIEST, -1))
+        if last == at and until > end and not self.stream.came(names, seq, end):
             return None
         # Once a pane is enough: its first batch brings the mark before it to its end. The mark that is being filled is
         # written only for a stream that falls silent in the middle of a pane, two steps later, and then once more.
@@ -1455,7 +1466,17 @@ class Refresher:
         if since < back:
             self.stream.skipped.add(view.name)
         since = max(since, back)
-        return since, floor(at, step) + (2 if silent or not last else 1) * step
+        return since, end + step if silent or not last else end
+
+    def held(self, view: View, shortcut: Shortcut, seq: int) -> int:
+        """Up to which batch newest marks hold all that came, where what was read for them now held `seq`: what they were merged
+        from beforehand may lack what came late for it."""
+        for source in shortcut.reads.values():
+            if isinstance(source, Rollup):
+                base = self.bases.get((source.name, shortcut.counted, False, fold.beyond(view, source)))
+                if base and self.stream.came([source.name], base.seq, base.end):
+                    seq = min(seq, base.seq)
+        return seq
 
     def short(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool = False) -> DataFrame:
         """A view's rows of `[since, until)` by its short way, from rows merged before where it takes them so; `aside` keeps
@@ -1627,7 +1648,7 @@ class Refresher:
     def marks(self, view: View, shortcut: Shortcut, since: datetime, until: datetime, aside: bool) -> DataFrame | None:
         """A view's newest marks from rows most of which are merged already: once a minute, instead of at every mark.
 
-        None where the period is too long for it. A row that comes late for what is merged is seen a minute later.
+        None where the period is too long for it. A row that comes late for what is merged is seen with the next, a minute later.
         """
         lookback, step = duration(view.lookback), duration(shortcut.step)
         inputs = {}
@@ -1657,12 +1678,12 @@ class Refresher:
         """What is merged beforehand for marks from `first` to `last`; over columns too, from what is merged for each of them."""
         kept = (rollup.name, shortcut.counted, aside)
         before = self.bases.get((*kept, without))
-        if before and before.serves(first, last, lookback):
+        if before and before.serves(first, last, lookback) and not self.outdated(rollup, before):
             return before
         low, start, end = first - lookback, last - lookback + BASE, first - SETTLE_DOWN
-        apart = self.bases.get((*kept, ())) if without else None
-        if apart and apart.serves(first, last, lookback):
-            (low, start, end), rows = (apart.low, apart.start, apart.end), apart.rows
+        apart, seq = self.bases.get((*kept, ())) if without else None, self.stream.done
+        if apart and apart.serves(first, last, lookback) and not self.outdated(rollup, apart):
+            (low, start, end), seq, rows = (apart.low, apart.start, apart.end), apart.seq, apart.rows
         elif aside:
             rows = self.parts(rollup, shortcut, low, end)
         else:
@@ -1671,8 +1692,13 @@ class Refresher:
         merged.count()
         if before:
             before.rows.unpersist()
-        self.bases[*kept, without] = found = Base(low, start, end, merged)
+        self.bases[*kept, without] = found = Base(low, start, end, seq, time.monotonic(), merged)
         return found
+
+    def outdated(self, rollup: Rollup, base: Base) -> bool:
+        """Whether something came late for what was merged a minute ago or longer: no next one is due while a stream is silent."""
+        old = time.monotonic() - base.made > BASE.total_seconds()
+        return old and self.stream.came([rollup.name], base.seq, base.end)
 
     def from_blocks(self, rollup: Rollup, shortcut: Shortcut, low: datetime, start: datetime, end: datetime) -> DataFrame:
         """A rollup's rows of `[low, end)`, in parts; whole five minutes of `[start, end)` as one for each rest of the key.
@@ -1802,11 +1828,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Base:
-    """A rollup's rows of `[low, end)`, those of `[start, end)` merged into one for each rest of the key."""
+    """A rollup's rows of `[low, end)` behind batch `seq`, those of `[start, end)` merged into one for each rest of the key.
+
+    `made` at that time of the monotonic clock.
+    """
 
     low: datetime
     start: datetime
     end: datetime
+    seq: int
+    made: float
     rows: DataFrame
 
     def serves(self, first: datetime, last: datetime, lookback: timedelta) -> bool:
