@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -45,7 +45,7 @@ from confluent_kafka.admin import (
     ResourceType,
     TopicDescription,
 )
-from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
 from tidemark.model import EVENT_TIME, UNITS, Topic, duration
 from tidemark.settings import Settings
@@ -487,9 +487,15 @@ def apply(settings: Settings, topics: Iterable[Topic]) -> list[Change]:
     return changes
 
 
-def listing(settings: Settings, topics: Iterable[Topic]) -> list[Listing]:
+def deleted(error: BaseException) -> bool:
+    gone = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    return gone or isinstance(error, TopicMissing)
+
+
+# Three questions are asked one after the other, and a topic may be deleted between two.
+@retry(retry=retry_if_exception(deleted), stop=stop_after_attempt(3), wait=wait_fixed(0.2), reraise=True)
+def listing(settings: Settings, topics: Sequence[Topic]) -> list[Listing]:
     """Each topic of the code as Kafka holds it, with the differences between the two. Raises `BrokerAway`."""
-    topics = list(topics)
     admin = connected(settings)
     held = holdings(settings, admin, [t.name for t in topics])
     first, last = offsets(settings, list(held), "earliest"), offsets(settings, list(held), "latest")

@@ -128,6 +128,22 @@ def test_recreated_topic_has_another_id(broker: Settings, topic_name: str) -> No
     assert kafka.topic_ids(broker, [topic_name]) != first
 
 
+def test_a_topic_that_is_deleted_while_it_is_listed_is_listed_as_not_created(
+    broker: Settings, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.apply(broker, [visits(topic_name)])
+    admin, asked = AdminClient(kafka.client_config(broker)), kafka.offsets
+
+    def offsets(*args: Any) -> Any:
+        monkeypatch.setattr(kafka, "offsets", asked)
+        admin.delete_topics([topic_name])[topic_name].result()
+        until(lambda: not kafka.topic_ids_held(broker, [topic_name]))
+        return asked(*args)
+
+    monkeypatch.setattr(kafka, "offsets", offsets)
+    assert kafka.listing(broker, [visits(topic_name)]) == [kafka.Listing(topic_name, 0, 0, "", "", 0, ("not created",))]
+
+
 def test_missing_topic_names_the_command_that_creates_it(broker: Settings, topic_name: str) -> None:
     sentence = f"Kafka has no topic {topic_name}; create it with `tidemark topics apply`"
     for call in (
