@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -437,6 +438,16 @@ def test_busy_port_is_one_sentence_with_the_setting_that_moves_it(setting: str, 
         with pytest.raises(PortBusy, match=rf"^port {port} on 127.0.0.1 is taken .* choose another port with {setting}") as error:
             local.start_broker(settings)
     assert "\n" not in str(error.value)
+
+
+def test_a_port_that_a_killed_process_lets_go_of_a_moment_later_is_not_busy() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        let_go = threading.Timer(0.3, other.close)
+        let_go.start()
+        local.refuse_busy("127.0.0.1", other.getsockname()[1], "TIDEMARK_BROKERS")
+        let_go.join()
 
 
 def test_broker_elsewhere_is_not_started_here(settings: Settings) -> None:

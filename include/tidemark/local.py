@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 import structlog
 from filelock import FileLock, Timeout
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tidemark import kafka, lake
 from tidemark.model import duration
@@ -421,6 +422,8 @@ def address(settings: Settings) -> tuple[str, int]:
     return "127.0.0.1", int(port)
 
 
+# The threads of a process that was killed a moment ago hold its port a little longer than it is seen to run.
+@retry(retry=retry_if_exception_type(PortBusy), stop=stop_after_delay(2), wait=wait_fixed(0.05), reraise=True)
 def refuse_busy(host: str, port: int, setting: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
