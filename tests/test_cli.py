@@ -782,6 +782,15 @@ def test_screen_shows_the_newest_mark_and_its_pages(config):
     assert sight.pages == (("/b", 3, 2), ("/a", 1, 1))
 
 
+def test_screen_says_when_the_rows_of_today_were_written(config):
+    counted = pa.schema([("pv", pa.int64()), ("uv", pa.int64()), ("settled", pa.bool_())])
+    began = dt.datetime.now(dt.UTC)
+    write(config, "views/site_daily_traffic", [{"pv": 7, "uv": 6, "settled": False}], counted)
+    sight = watch.Look(config, CATALOG).now()
+    assert sight.days == ((NOON.date(), 7, 6, False),)
+    assert sight.written and began - dt.timedelta(seconds=1) < sight.written <= dt.datetime.now(dt.UTC)
+
+
 def test_screen_names_the_table_whose_log_is_damaged(run, config):
     write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE)
     max((config.lake_path / "views/site_last_hour/_delta_log").glob("*.json")).write_text("{")
@@ -827,13 +836,15 @@ def test_what_a_stream_has_failed_of_commands_no_terminal() -> None:
 
 def test_screen_fits_a_small_terminal():
     trail = tuple((NOON + dt.timedelta(seconds=5 * n), 1000 + n, 500 + n % 7) for n in range(121))
-    days = ((NOON.date(), 10, 5, True),)
-    sight = watch.Sight(trail, (("/", 9, 8),), days, {"main": {"heartbeat": {"state": "stopped", "at": NOON.isoformat()}}})
+    days = ((NOON.date() + dt.timedelta(days=1), 7, 6, False), (NOON.date(), 10, 5, True))
+    streams = {"main": {"heartbeat": {"state": "stopped", "at": NOON.isoformat()}}}
+    sight = watch.Sight(trail, (("/", 9, 8),), days, streams, written=NOON + dt.timedelta(minutes=6))
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(watch.screen(sight, trail[-1][0] + dt.timedelta(seconds=4), ["settling"]))
     text = console.export_text()
     assert "last hour at 12:10:00 UTC, 4 s ago" in text
     assert "▁" in text and "█" in text and "1,120" in text
+    assert "2026-11-20  7 page views  6 unique visitors  live, 4 min ago" in text
     assert "2026-11-19  10 page views  5 unique visitors  settled" in text and "settling" in text
     assert all(len(row) <= 100 for row in text.splitlines())
 

@@ -36,13 +36,15 @@ class Sight:
     """What the screen shows: of the newest mark and the ten minutes before it, of the stream, and of settled days.
 
     `trail` is (mark, pv, uv) of the whole site, oldest first; `pages` is (page, pv, uv) at the newest mark, most views
-    first; `days` is (day, pv, uv, settled), newest first. Everything is empty until there are rows.
+    first; `days` is (day, pv, uv, settled), newest first, and `written` when the newest was. Everything is empty until there are
+    rows.
     """
 
     trail: tuple[tuple[datetime, int, int], ...] = ()
     pages: tuple[tuple[str, int, int], ...] = ()
     days: tuple[tuple[Any, int, int, bool], ...] = ()
     streams: dict[str, dict[str, Any]] = field(default_factory=dict)
+    written: datetime | None = None
 
     @property
     def mark(self) -> datetime | None:
@@ -57,6 +59,8 @@ class Newest:
         self.table, self.time, self.back = table, table.time or "day", back
         self.version = -1
         self.found: list[dict[str, Any]] = []
+        self.written: datetime | None = None
+        """When the newest file of the newest day was written, in UTC."""
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows within `back` of the newest, which are included, oldest first; none while there is no table.
@@ -73,10 +77,12 @@ class Newest:
 
     def read(self, table: DeltaTable) -> list[dict[str, Any]]:
         adds = table.get_add_actions(flatten=True)
-        days = [d for d in adds.column("partition.day").to_pylist() if d]
-        if not days:
+        written, days = (adds.column(name).to_pylist() for name in ("modification_time", "partition.day"))
+        day = max((d for d in days if d), default=None)
+        if day is None:
             return []
-        wanted: list[tuple[str, str, Any]] = [("day", ">=", max(days) - self.back - timedelta(days=1))]
+        self.written = datetime.fromtimestamp(max(at for at, d in zip(written, days, strict=True) if d == day) / 1000, UTC)
+        wanted: list[tuple[str, str, Any]] = [("day", ">=", day - self.back - timedelta(days=1))]
         if f"max.{self.time}" in adds.schema.names:
             stated = [t for t in adds.column(f"max.{self.time}").to_pylist() if t]
             wanted += [(self.time, ">=", max(stated) - self.back)] if stated else []
@@ -104,6 +110,7 @@ class Look:
             tuple((row["page"], row["pv"], row["uv"]) for row in pages[:TOP]),
             tuple((row["day"], row["pv"], row["uv"], row["settled"]) for row in reversed(self.days.rows())),
             {name: local.status(self.settings, name) for name in lake.streams(self.settings, self.catalog.streams)},
+            self.days.written,
         )
 
 
@@ -152,10 +159,9 @@ def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> Renderable
     else:
         parts.append(Text("waiting for the first rows"))
     parts += [Text(stream_line(name, status, now), style="dim") for name, status in sight.streams.items()]
-    parts += [
-        Text(f"{day}  {pv:,} page views  {uv:,} unique visitors  {'settled' if settled else 'live'}")
-        for day, pv, uv, settled in sight.days[:2]
-    ]
+    for n, (day, pv, uv, settled) in enumerate(sight.days[:2]):
+        state = "settled" if settled else "live" if n else f"live, {age(sight.written, now)}"
+        parts.append(Text(f"{day}  {pv:,} page views  {uv:,} unique visitors  {state}"))
     parts += [Text(note, style="cyan") for note in notes]
     return Group(*parts)
 
