@@ -64,8 +64,9 @@ Rows = TypeVar("Rows")
 SMALL = 20_000
 # A rollup that lacks batches is rolled from the log in steps of about this many records.
 STEP = 1_000_000
-# How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper.
-SWEPT = timedelta(minutes=10)
+# How many marks the sweep computes at once: the full way reads `lookback` more than it writes, so rarely is cheaper. Each mark is
+# a file until then: with those of `back`'s ten minutes and of the minute that a sweep may be late they are 240.
+SWEPT = timedelta(minutes=9)
 # How many times as long as a job took the views that it refreshed are left off: views never take the stream's cores.
 REST = 3
 # A stream whose trigger is that long lets quicker ones have the cores first, and goes before what computes days again.
@@ -1487,7 +1488,7 @@ class Refresher:
     def sweep(self, view: View, shortcut: Shortcut, refresh: Live, at: datetime, seq: int) -> None:
         """Compute each mark again, once, by the full way, when it is at least `back` old: late events have come by then.
 
-        Ten minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
+        Nine minutes at a time; at once where the short way has skipped marks, after a stream was away or has caught up,
         and then some hours at a time.
         """
         step = duration(shortcut.step)
