@@ -750,13 +750,13 @@ class Drill:
             self.unanswered = 0
         return self.held(name, well, views)
 
-    def held(self, name: str, well: float, views: Sequence[str], marks: Mapping[str, str] = MARKS) -> Outcome:
+    def held(self, name: str, well: float, views: Sequence[str]) -> Outcome:
         """What is left, held to the witness, to Kafka and to DuckDB, once the stream and its views have caught up."""
         until(lambda: self.world.unread() == 0, 300)
         events = self.events()
         with suppress(TimeoutError):  # then they differ, and the outcome says so
-            until(lambda: not self.differing(events, views, marks), 400, between=2)
-        differing = self.differing(events, views, marks)
+            until(lambda: not self.differing(events, views, MARKS), 400, between=2)
+        differing = self.differing(events, views, MARKS)
         seen = {"torn": self.torn, "unanswered": self.unanswered, "said": self.said[-600:], "point": self.point}
         return Outcome(name, round(well, 1), **self.counted(), differing=differing, **seen)
 

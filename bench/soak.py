@@ -100,8 +100,7 @@ def soak(
         seen = run | {"rate": rate, "caught_up": caught, "samples": [asdict(s) for s in taken]}
         seen["figures"] = [figure.plain() for figure in figures]
         out.write_text(json.dumps(seen, indent=1) + "\n")
-        # Of the sample's events some come late, which a mark has when it is swept: the newest never is, once traffic has ended.
-        outcome = one.held("soak", 0, list(ANSWERS), marks={})
+        outcome = one.held("soak", 0, list(ANSWERS))
     out.write_text(json.dumps(seen | {"outcome": asdict(outcome)}, indent=1) + "\n")
     console.print(shown(taken, figures))
     for figure in figures[:2]:
