@@ -257,6 +257,50 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
 
 
+def rounds_of(spans: dict[str, Any]) -> Any:
+    """A refresher of a live view and of one that reads it, whose spans are these; and it notes what it computes."""
+    refresher: Any = object.__new__(speed.Refresher)
+    stream = SimpleNamespace(caught_up=True, progress={}, settings=Settings(_env_file=None), stopping=threading.Event())
+    refresher.stream, refresher.rounds, refresher.waiting = stream, [[CATALOG.views[name]] for name in spans], None
+    refresher.due, refresher.computed = {name: speed.Due("1 second") for name in spans}, []
+    refresher.span = lambda view, *_: spans[view.name]() if callable(spans[view.name]) else spans[view.name]
+    refresher.refresh = lambda found: refresher.computed.extend(found)
+    return refresher
+
+
+def test_while_a_stream_catches_up_a_view_that_reads_a_live_view_has_its_turn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    refresher = rounds_of({"stock_closes": "a span", "top_movers": "a span"})
+    refresher.stream.caught_up = False
+    refresher.whole()
+    assert refresher.computed == []
+    clock[0] += speed.PATIENCE
+    refresher.whole()
+    assert refresher.computed == ["stock_closes", "top_movers"]
+
+
+def test_a_view_that_fails_keeps_none_of_the_others_from_being_computed() -> None:
+    def broken() -> Any:
+        raise ValueError("its sweep found a file gone")
+
+    refresher = rounds_of({"stock_closes": broken, "top_movers": "a span"})
+    refresher.whole()
+    assert refresher.computed == ["top_movers"]
+    assert not refresher.due["stock_closes"]()  # it rests
+
+    def refresh(found: dict[str, Any]) -> None:
+        if "stock_closes" in found:
+            raise ValueError("its function raises")
+        refresher.computed.extend(found)
+
+    refresher = rounds_of({"stock_closes": "a span", "top_movers": "a span"})
+    refresher.refresh = refresh
+    with pytest.raises(ValueError, match="its function raises"):  # the thread says so, and comes again
+        refresher.whole()
+    assert refresher.computed == ["top_movers"]
+
+
 def test_stream_that_waits_for_a_broker_ends_when_it_is_asked_to(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
     local.want(settings, "main", "stopped", "no broker today", "a test")

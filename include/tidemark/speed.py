@@ -1527,10 +1527,33 @@ class Refresher:
 
     def whole(self) -> None:
         """The full way: whole hours (or days) from `stream time - back - lookahead` on, what was missed while away included."""
+        if self.waits():  # asked once: it lets one look pass in five minutes, which is all rounds' turn
+            return
+        failed: Exception | None = None
         for views in self.rounds:
-            now = time.monotonic()
-            if not self.waits() and (spans := {v.name: span for v in views if (span := self.span(v, now))}):
-                self.together(spans)
+            now, spans = time.monotonic(), dict[str, Span]()
+            for view in views:
+                try:
+                    if span := self.span(view, now):
+                        spans[view.name] = span
+                except Exception as error:
+                    self.put_off(view.name, error)
+            try:
+                if spans:
+                    self.together(spans)
+            except Exception as error:
+                if self.stream.stopping.is_set():
+                    raise
+                failed = error
+        if failed:
+            raise failed
+
+    def put_off(self, name: str, error: Exception) -> None:
+        """A view that fails rests, and must not silence the others."""
+        if self.stream.stopping.is_set():
+            raise error
+        self.due[name].rest(60)
+        log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
 
     def together(self, spans: Mapping[str, Span]) -> None:
         """Refresh views at once: a job costs more than most views do, and each would wait for the one before it."""
@@ -1539,12 +1562,11 @@ class Refresher:
         except Exception:
             if len(spans) == 1 or self.stream.stopping.is_set():
                 raise
-            for name, span in spans.items():  # one that fails must not silence the others
+            for name, span in spans.items():
                 try:
                     self.refresh({name: span})
                 except Exception as error:
-                    self.due[name].rest(60)
-                    log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
+                    self.put_off(name, error)
 
     def span(self, view: View, now: float | None = None) -> Span | None:
         """What of a view is to be computed by the full way now; None where nothing is. Marks are swept here."""
