@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidemark import lake, local, speed
+from tidemark import kafka, lake, local, speed
 from tidemark.fold import HOUR
 from tidemark.model import Live, View, duration, view
 from tidemark.pipelines import CATALOG
@@ -299,6 +299,29 @@ def test_a_view_that_fails_keeps_none_of_the_others_from_being_computed() -> Non
     with pytest.raises(ValueError, match="its function raises"):  # the thread says so, and comes again
         refresher.whole()
     assert refresher.computed == ["top_movers"]
+
+
+def test_a_stream_whose_broker_has_come_is_starting_and_has_the_time_of_a_start(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark comes up for longer than a stream that waits may be silent."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    came = iter([False, True])
+
+    def wait(*_: Any) -> None:
+        if not next(came):
+            raise kafka.BrokerAway("no broker yet")
+
+    def prepare(*_: Any) -> None:
+        told.append(local.status(settings)["heartbeat"]["state"])
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    monkeypatch.setattr("tidemark.kafka.wait", wait)
+    monkeypatch.setattr(speed.Stream, "prepare", prepare)
+    with pytest.raises(KeyboardInterrupt):
+        speed.run(settings, CATALOG)
+    assert told == ["starting"]
 
 
 def test_stream_that_waits_for_a_broker_ends_when_it_is_asked_to(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

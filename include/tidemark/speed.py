@@ -230,6 +230,7 @@ class Stream:
         self.wait_for_broker()
         if self.stopping.is_set():
             return
+        self.beat("starting")  # what waits must beat more often than Spark takes to come up
         self.prepare(recover, accept_loss)
         beside = (self.shortcuts, self.announced, self.refreshes, self.compactions, self.tellings)
         background = [Background(self, work) for work in beside]
