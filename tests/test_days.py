@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from laws import log_of
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -198,6 +199,27 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     has_read_it = replace(run, pins={"main": Pin("main", 7, READ, "")})
     monkeypatch.setattr(lake, "runs", lambda _: [has_read_it])
     assert settle.stale(settings, CLOSES) == []
+
+
+def test_a_late_event_in_a_file_that_someone_optimized_settles_its_day_again(settings, monkeypatch):
+    """The file's name tells no batch any more; its offsets do."""
+    table = lake.table(settings, PRICES)
+    place = pa.struct([("partition", pa.int32()), ("offset", pa.int64())])
+    columns = {
+        "at": pa.array([datetime(2026, 11, 2, 12, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC")),
+        "kafka": pa.array([{"partition": 0, "offset": n} for n in (8, 9)], place),  # the pin has read 8, and not 9
+        "reject": pa.array([None, None], pa.string()),
+        "day": pa.array([date(2026, 11, 2)] * 2),
+    }
+    write_deltalake(str(table.path), pa.table(columns), partition_by=["day"])
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)
+    before, after = ((datetime.now(UTC) + timedelta(days=n)).isoformat() for n in (-1, 1))
+    run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {})
+    run.tables = {name: {"published": "at one"} for name in ("closes", "moves")}
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    for offset, taken, again in ((9, before, [2, 3, 4]), (10, before, []), (9, after, [])):
+        run.pins = {"main": Pin("main", 6, {"prices": {"0": offset}}, taken)}
+        assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
 @pytest.mark.parametrize(("late", "earlier"), [("18:40", True), ("19:00", False)])

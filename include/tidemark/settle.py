@@ -506,7 +506,8 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     """Published days whose inputs have changed past the pin of a table that looks at them: records came late for them, or for
     what they look at.
 
-    Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time.
+    Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time. Where a
+    person's OPTIMIZE has made files of other names since a pin, their offsets tell it.
     A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
     Without the days that a log no longer holds, of whatever table: a night settles all.
     """
@@ -515,14 +516,29 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     for topic in catalog.topics.values():
         table, looking = lake.table(settings, topic), days_looking(settings, catalog, topic, newest)
         for file in table.files() if table.exists else ():
-            if not file.live or file.day is None:
+            if not (file.live or file.foreign) or file.day is None:
                 continue
             start, end = period(settings, file.day)
             last = end - timedelta(microseconds=1)
             low = start if file.low is None else lake.comparable(file.low, start)
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
-            found |= {d for d, pins in looking(low, high) if lake.beyond(pins, file, "hi")}
+            for day, pins in looking(low, high):
+                if day not in found and (lake.beyond(pins, file, "hi") or passes(table, file, topic, pins)):
+                    found.add(day)
     return sorted(d for d in found if d >= since)
+
+
+def passes(table: lake.Table, file: lake.File, topic: Topic, pins: Mapping[str, lake.Pin]) -> bool:
+    """Whether a file that someone else wrote after these pins holds a record of the topic that they have not read. One that
+    cannot be read here may: its day is settled once more, by a pin that is newer than the file."""
+    if not file.foreign or all(file.modified < datetime.fromisoformat(p.taken).timestamp() * 1000 for p in pins.values()):
+        return False
+    read = lake.upto(pins, topic.name)
+    parts = {*range(topic.partitions), *map(int, read)}
+    try:
+        return bool(counted_by_duckdb(table, [file], {p: (read.get(str(p), 0), 2**63 - 1) for p in parts}))
+    except query.QueryError:
+        return True
 
 
 Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
