@@ -283,6 +283,32 @@ def test_where_midnight_cuts_a_pane_days_rolled_one_by_one_have_all_of_it_as_tho
         spark.conf.set("spark.tidemark.zone", "UTC")
 
 
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError("An error occurred while calling o7.save: java.io.IOException: No space left on device"), True),  # by Spark
+        (RuntimeError("[DIVIDE_BY_ZERO] Division by zero"), False),
+    ],
+)
+def test_a_full_disk_ends_a_run_and_what_a_function_raises_fails_its_table(settings, monkeypatch, error, ends):
+    """A run that ended goes on; one whose tables failed is staged, and is not done again."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    run = Run("r", "running", ["2026-11-02"], "test", "", "", {}, chunks=[["2026-11-02", "2026-11-02"]])
+    settling = settle.Settling(settings, CLOSES, run, print)
+    schema = SimpleNamespace(schema=lambda: SimpleNamespace(fields=[]))
+    settling.outer = {"closes": SimpleNamespace(delta=lambda: schema)}
+    settling.give_way, settling.spark = lambda _: None, None
+    monkeypatch.setattr(lake, "staged_upto", lambda *_: -1)
+    monkeypatch.setattr(fold, "answers", full)
+    with pytest.raises(type(error), match="No space") if ends else nullcontext():
+        settling.stage(closes)
+    assert ("closes" in settling.failed) is not ends
+
+
 @pytest.mark.parametrize(("of", "again"), [(PEOPLE, [2, 3, 4, 5]), (OWNED, [1, 2, 3, 4, 5])])
 def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_again(settings, monkeypatch, of, again):
     # Of a table's log no file says its times, so what looks ahead of the day may look at any of its changes.

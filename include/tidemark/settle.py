@@ -1140,9 +1140,9 @@ class Settling:
                 order = dict.fromkeys(("day", *declared.key))
                 lake.stage(outer, self.run.id, apart.select(*columns).sortWithinPartitions(*order), number)
                 lake.save(self.settings, self.run)
-            except OSError:
-                raise
             except Exception as error:
+                if isinstance(error, OSError) or lake.disk_full(self.settings, error):
+                    raise
                 self.fail(declared, error)
                 return
             which = str(first) if first == last else f"{first} to {last}"
