@@ -585,7 +585,13 @@ class Stream:
         for stream, topics in theirs.items():
             planned = checkpoints[stream].newest("offsets")
             until = checkpoints[stream].offsets(planned) if planned is not None else {}
-            if half := [t for t in topics for p, o in until.get(t, {}).items() if o > entered.get((t, p), (0, ""))[0]]:
+            # A partition that retention has emptied begins beyond zero, and nothing of it is entered.
+            at = checkpoints[stream].identity
+            first = at.start if at else {}
+            read = {
+                (t, p): max(entered.get((t, p), (0, ""))[0], first.get(t, {}).get(p, 0)) for t in topics for p in until.get(t, {})
+            }
+            if half := [t for (t, p), done in read.items() if until[t][p] > done]:
                 raise SpeedError(
                     f"stream {stream} was reading {half[0]} and has ended inside a batch. Start it, so that it finishes what it "
                     f"has begun, and drain it: tidemark speed --stream {stream}. Then start this one again"

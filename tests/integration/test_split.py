@@ -4,6 +4,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -111,6 +112,23 @@ def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(
         path.mkdir(parents=True)
         (path / "tidemark.json").write_text(json.dumps(asdict(lake.Generation(1, 0, {}, {}))))
     assert stream.taken_over(None, {}) == (True, {"main": 4, "second": 7})
+
+
+def test_topic_of_which_retention_has_emptied_a_partition_changes_its_stream(settings: Settings, spark: SparkSession) -> None:
+    """The stream began there at 500 and has read nothing: no row of the ledger says so."""
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "second", lake.ledger(settings)
+    stream.mine = declared("one", "two").only(["one"])
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    checkpoint = lake.Checkpoint.of(settings, "main").path
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+    generation = lake.Generation(1, 0, {"one": {"0": 500}}, {"one": "its id"})
+    (checkpoint / "tidemark.json").write_text(json.dumps(asdict(generation)))
+    for until, refused in ((500, False), (501, True)):
+        (checkpoint / "offsets" / "0").write_text("v1\n{}\n" + json.dumps({"one": {"0": until}}))
+        with pytest.raises(speed.SpeedError, match="ended inside a batch") if refused else nullcontext():
+            stream.taken_over(None, {})
 
 
 #   offsets of topic one     0       1       2
