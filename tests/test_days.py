@@ -440,6 +440,26 @@ def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_
     assert lake.reopened(settings, NOW - timedelta(days=1)) == (days[max(mended)] if mended else None)
 
 
+def test_rejects_that_are_accepted_beside_a_night_settle_its_day_too_where_that_looks_at_them(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The night has computed its day without them, and no file of the log would tell that they are new."""
+    own = catalog([type("closes", (), {"prices": PRICES, "closes": closes})])
+    last = settle.yesterday(settings)
+    before = last - timedelta(days=1)
+    logged(settings, spark, PRICES, [(0, 1, datetime.fromisoformat(f"{before}T23:50+00:00"))], reject="at: wanted DATE")
+    pins, said = {"main": Pin("main", 6, READ, "")}, {"closes": {"published": "at one"}}
+    lake.save(settings, Run("settle-1", "published", [str(before)], "", NOW.isoformat(), "", pins, said))
+    lake.save(settings, Run("settle-2", "staged", [str(last)], "", NOW.isoformat(), "", pins, {"closes": {}}))
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
+    monkeypatch.setattr(settle, "mend", lambda *_: None)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    settle.settle_rejects(settings, own, "a date is an instant")
+    (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
+    assert found.days == [str(before), str(last)]
+
+
 #   days ago       3 ─── 2          mended by a run, of which this became;          then this was done
 @pytest.mark.parametrize(
     ("state", "then", "again"),

@@ -204,13 +204,16 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         refuse_undecided(settings)  # one may have begun while Spark did
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
-        newest, nights = newest_pins(settings, catalog), {*missed(settings, catalog), last, last + timedelta(days=1)}
+        at_work = {date.fromisoformat(d) for r in lake.runs(settings) if r.undecided for d in r.days}
+        newest, nights = newest_pins(settings, catalog), {*missed(settings, catalog), *at_work, last, last + timedelta(days=1)}
         live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
         for name, rejects in found.items():
             looking, waiting = (days_looking(settings, catalog, catalog.topics[name], of) for of in (newest, live))
             for r in (r for held in rejects.values() for r in held):
                 days |= {r["day"], *(d for d, _ in looking(r["low"], r["high"]))}
-                mended |= {d for d, _ in waiting(r["low"], r["high"])}
+                waits = {d for d, _ in waiting(r["low"], r["high"])}
+                # A night under way has computed without it, and is refused once this run has its days too.
+                days, mended = days | waits & at_work, mended | waits
         if not days:
             progress("no reject is accepted by the code of now")
             return None
