@@ -191,6 +191,12 @@ def test_an_event_from_the_minute_before_midnight_counts_in_the_first_of_the_day
     assert (alarm["minute"], alarm["day"]) == (start, start.date())
 
 
+def test_of_a_price_that_has_jumped_only_moves_that_are_jumps_are_told(spark):
+    """It is 10.003 % below one price of the minute before, and 9.997 % above another: both are 10.00 %."""
+    told = jumps(spark, "10:00:40 ABC 90.912", "10:00:50 ABC 111.115", "10:01:20 ABC 100")
+    assert told[-1] == ("ABC", "10:01", -10.0, "10:01:20")
+
+
 # ------------------------------------------------------------------------------------------------------------------ law
 
 BESIDE = (MINUTE, MINUTE + MICRO, MINUTE - MICRO, 30 * SECOND)

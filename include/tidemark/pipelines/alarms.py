@@ -245,9 +245,8 @@ def price_jumps(quotes: DataFrame) -> DataFrame:
         F.max("price").over(within).alias("highest"),
     )
     up, down = F.col("price") * 100 > F.col("lowest") * (100 + JUMP), F.col("price") * 100 < F.col("highest") * (100 - JUMP)
-    moves = seen.where(up | down).select(
-        "symbol", "quoted_at", F.explode(F.array(percent("lowest"), percent("highest"))).alias("percent")
-    )
+    told = F.array_compact(F.array(F.when(up, percent("lowest")), F.when(down, percent("highest"))))
+    moves = seen.where(up | down).select("symbol", "quoted_at", F.explode(told).alias("percent"))
     return (
         moves.groupBy("symbol", pane("quoted_at", "1 minute").alias("minute"))
         .agg(
