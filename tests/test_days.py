@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, query, settle
+from tidemark import compare, fold, kafka, lake, local, query, settle
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Catalog, Topic, catalog, reach, rollup, view
@@ -728,6 +728,16 @@ def test_replay_that_another_process_has_finished_since_its_record_was_read_is_l
     with pytest.raises(settle.SettleError, match="was dropped") if state == "dropped" else nullcontext():
         assert settle.resume(settings, ALONE, read).state == state
     assert lake.run_of(settings, read.id).state == state
+
+
+def test_run_that_is_at_work_elsewhere_is_left_there_or_ended_there(settings: Settings) -> None:
+    """What ends streams and broker would not end it, and it may be reading from them."""
+    run = Run("replay-1", "failed", ["2026-11-19"], "", NOW.isoformat(), "", kind="replay", only=["closes"])
+    run.code = settle.code_of([closes])
+    lake.save(settings, run)
+    with local.Lease(settings.lake_path / "runs" / ".replay-1.lease"), pytest.raises(local.LeaseHeld) as held:
+        settle.resume(settings, ALONE, run)
+    assert "end it where it was started" in str(held.value) and "down" not in str(held.value)
 
 
 def test_replay_whose_name_another_process_has_taken_meanwhile_is_refused_and_leaves_its_record(

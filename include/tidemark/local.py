@@ -624,11 +624,12 @@ def step_aside(niceness: int = 10) -> None:
 class Lease:
     """A lock on a path for as long as its holder lives, whatever ends it; a killed holder leaves none behind.
 
-    Entering raises `LeaseHeld` at once when another holds it, in this process or another. It holds on one machine only.
+    Entering raises `LeaseHeld` at once when another holds it, in this process or another; the sentence ends with the `way` out.
+    It holds on one machine only.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, way: str = "End it (`tidemark down`), then start again") -> None:
+        self.path, self.way = path, way
         self.lock = FileLock(path, timeout=0, thread_local=False)
 
     def __enter__(self) -> Lease:
@@ -637,9 +638,7 @@ class Lease:
             self.lock.acquire()
         except Timeout:
             pid = self.path.read_text().strip() if self.path.is_file() else ""
-            raise LeaseHeld(
-                f"process {pid or 'unknown'} holds {self.path}; only one may run. End it (`tidemark down`), then start again"
-            ) from None
+            raise LeaseHeld(f"process {pid or 'unknown'} holds {self.path}; only one may run. {self.way}") from None
         self.path.write_text(str(os.getpid()))
         return self
 

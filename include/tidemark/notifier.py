@@ -716,7 +716,8 @@ class Notifier:
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Work until told to stop. Raises `LeaseHeld`, `TopicMissing`, `BrokerRefused`."""
-        with Lease(self.settings.state / "notify" / "lease"):
+        way = "End it where it was started, or with `tidemark down`, then start again"
+        with Lease(self.settings.state / "notify" / "lease", way):
             log.info("the notifier runs", robots=", ".join(self.targets) or "none", group=GROUP)
             while not stopped() and not self.answers():
                 self.beside()

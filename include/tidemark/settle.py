@@ -347,7 +347,9 @@ def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> 
     """Compute a run until it is staged, and keep its record true, whatever ends it. One that another process has finished, or
     dropped, since it was read is left as it is."""
     progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in run.pins.values())}")
-    with Lease(settings.lake_path / "runs" / f".{run.id}.lease"):
+    # Who holds it is this very run at work elsewhere: ending streams and broker would not end it.
+    way = "Leave it at work, or end it where it was started (Ctrl-C), then give the same command again"
+    with Lease(settings.lake_path / "runs" / f".{run.id}.lease", way):
         if (found := lake.run_of(settings, run.id)).state not in ("running", "failed"):
             refuse_dropped(found)
             return found
