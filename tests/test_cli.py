@@ -380,6 +380,15 @@ def test_status_of_nothing_is_an_answer(run, port):
     )
 
 
+@pytest.mark.parametrize(("ago", "state"), [(3, "running"), (3600, "silent")])
+def test_status_says_of_a_notifier_that_has_not_beaten_for_long_that_it_is_silent(run, config, ago, state):
+    """One that was killed leaves its last word."""
+    beat = {"at": str(dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ago)), "state": "running", "pid": 1, "robots": {}}
+    (config.state / "notify").mkdir(parents=True)
+    (config.state / "notify" / "heartbeat.json").write_text(json.dumps(beat))
+    assert f"{state} at " in run("status").stdout
+
+
 def test_sweep_deletes_old_folders_that_no_table_names(run, config):
     write(config, "log/page_views", [record(1, b"{}", None)], LOG)
     left = config.lake_path / "log/page_views/live/main-9-9-left"

@@ -1168,6 +1168,7 @@ def status(json_: AsJson = False) -> None:
     if json_:
         show(found)
         return
+    from tidemark import local
     from tidemark.watch import stream_line
 
     now = datetime.now(UTC)
@@ -1181,7 +1182,8 @@ def status(json_: AsJson = False) -> None:
             + (f", trouble: {one['trouble']}" if one["trouble"] else "")
             for name, one in beat["robots"].items()
         )
-        lines.append(["notifier", f"{beat['state']} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
+        state = "silent" if local.silent(beat, now) else beat["state"]
+        lines.append(["notifier", f"{state} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
     lines.append(["newest run", f"{newest['id']}, {newest['state']}, {', '.join(newest['days'])}" if newest else "none yet"])
