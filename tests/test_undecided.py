@@ -125,7 +125,7 @@ def staged(settings: Any, name: str, kind: str, seq: int, days: tuple[date, ...]
     for declared in (minutes, hours):
         numbers = dict(enumerate(run.days_of(declared) if first else (), first))
         write_deltalake(lake.staging(lake.table(settings, declared), name), rows(numbers), partition_by=["day"])
-        run.tables[declared.name] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 1}
+        run.tables[declared.name] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 1, "rows": len(numbers)}
     lake.save(settings, run)
     return run
 
@@ -314,6 +314,34 @@ def test_publishing_again_what_a_newer_run_has_replaced_does_nothing(lived):
     seen = read(lived)
     assert [p.version for p in settle.publish(lived, CATALOG, "night-1")] == [None, None]
     assert read(lived) == seen
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["published in part", "taken back"])
+def test_what_may_be_published_yet_has_no_files_merged_across_its_pin(lived, spark, back):
+    run, last = staged(lived, "replay-1", "replay", 4, (BEFORE,), 30, open_days=[str(YESTERDAY)]), 24
+    table = lake.Table(lake.table(lived, minutes).root, "rollups/minutes", None)
+    for seq in range(6, last + 1):
+        batch = lake.Batch("main", seq, seq)
+        lake.append(table, batch, lake.write_arrow(table, batch.folder, rows({seq: YESTERDAY})))
+    settle.publish(lived, APART, run.id, only=["hours", "minutes"] if back else ["hours"])
+    if back:
+        settle.rollback(lived, APART, run.id, "a mistake")
+    assert lake.compact(spark, lived, table, None, {"main": last})
+    settle.publish(lived, APART, run.id)
+    assert read(lived)["minutes"] == {BEFORE: [30], YESTERDAY: [*range(6, last + 1), 31], TODAY: [5]}
+    assert lake.parting(lived) == []
+
+
+def test_rest_of_a_replay_is_not_published_over_rejects_that_were_mended_since(lived):
+    run = staged(lived, "replay-1", "replay", 4, (BEFORE,), 30, open_days=[str(YESTERDAY)])
+    settle.publish(lived, APART, run.id, only=["hours"])
+    seen = read(lived)
+    recorded(lived, "rejects-1", "rejects", state="dropped", created=datetime.now(UTC).isoformat(), mended=[str(YESTERDAY)])
+    refused = rf"read the rejects of {YESTERDAY} as such, and run rejects-1 has mended them since: their rows of minutes would"
+    with pytest.raises(lake.LakeError, match=f"{refused} be lost; tidemark replay$"):
+        settle.publish(lived, APART, run.id)
+    assert read(lived) == seen
+    settle.rollback(lived, APART, run.id, "a mistake")
 
 
 def test_two_publications_of_one_run_leave_the_marks_of_both(lived):

@@ -897,6 +897,15 @@ class Run:
         resumable = self.state == "running" or (self.kind == "replay" and self.state == "failed")
         return self.state == "staged" or (resumable and young)
 
+    def publishable(self, since: datetime) -> bool:
+        """Whether something of it may be published yet: undecided, or published in part or taken back, last touched after `since`.
+
+        `tables` tells of topics too, which are judged and never published: they have no rows of their own.
+        """
+        rest = [t for t in self.tables.values() if not t.get("published") and (t["gate"] != "passed" or t.get("rows") is not None)]
+        kept = datetime.fromisoformat(self.touched or self.created) > since
+        return self.undecided or (self.state in ("published", "rolled back") and bool(rest) and kept)
+
     def held_back(self, name: str) -> tuple[str, ...]:
         """Why a table is not published: its own gate, or that of something it reads; empty where nothing holds it."""
         return tuple(self.tables[name]["reasons"]) if self.failing(name) else ()
@@ -1028,6 +1037,14 @@ def reopened(settings: Settings, since: datetime) -> date | None:
             found += run.open_days if run.state in ("published", "rolled back") else []
             found += run.mended if run.state != "running" else []  # whose rows may be on their way
     return date.fromisoformat(min(found)) if found else None
+
+
+def parting(settings: Settings, stream: str | None = None) -> list[int]:
+    """The pins, of one stream or of all, across which no file is merged: of each run of which something may be published yet. A
+    file on both sides of one could not be replaced."""
+    since = datetime.now(UTC) - duration(settings.rollback_for)
+    waiting = (run for run in runs(settings) if run.publishable(since))
+    return sorted({p.seq for run in waiting for name, p in run.pins.items() if stream in (None, name)})
 
 
 @contextmanager
@@ -1262,13 +1279,13 @@ def compact(
     """Merge a table's small live files, beside the stream and beside runs. Returns how many files fewer it has.
 
     Takes files of batches up to `upto` of each stream (what the checkpoint has committed), grouped by day and never
-    across the pin of an undecided run. Files of like size merge, so each byte is rewritten a logarithmic number of times.
+    across the pin of a run of which something may be published yet. Files of like size merge, so each byte is rewritten a logarithmic number of times.
     """
     from pyspark.sql import functions as F
 
     fewer = 0
     with pinning(settings):
-        pins = sorted({p.seq for r in runs(settings) if r.undecided for p in r.pins.values()})
+        pins = parting(settings)
         groups: dict[tuple[str, date, int], list[File]] = {}
         left = vectored(table, table.delta())
         for file in table.files():

@@ -283,8 +283,8 @@ def mendable(
 
 
 def groups(settings: Settings, table: lake.Table, rejects: Collection[str]) -> list[list[lake.File]]:
-    """A log's files that are rewritten together: never across the pin of an undecided run, as compaction does not either."""
-    marks = sorted({p.seq for r in lake.runs(settings) if r.undecided for p in r.pins.values()})
+    """A log's files that are rewritten together: never across a pin that parts files, as compaction does not either."""
+    marks = lake.parting(settings)
     apart: dict[Any, list[lake.File]] = {}
     for file in table.files():
         if file.path in rejects:
@@ -1504,8 +1504,16 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     was begun later: of a still stream nights and what mends rejects have one pin. Raises `LakeError`.
 
     Nor is it published without those days: what the newer run computed of them may rest on what this one replaces, and
-    nobody was shown the two beside each other.
+    nobody was shown the two beside each other. Nor of a replay that waits with a part, or was taken back, what rests on days that
+    were not over and of which rejects were mended since: their rows would go.
     """
+    for other in lake.runs(settings):
+        waits = {n for n in run.tables.keys() & catalog.rollups.keys() if not run.tables[n].get("published")}
+        if waits and (both := {*run.open_days} & {*other.mended}) and other.created > run.created:
+            raise lake.LakeError(
+                f"run {run.id} has read the rejects of {min(both)} as such, and run {other.id} has mended them since: their rows of "
+                f"{min(waits)} would be lost; {run.anew}"
+            )
     newer: list[tuple[Run, str]] = []
     for other in sorted(lake.runs(settings), key=lambda r: r.published or ""):
         for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():

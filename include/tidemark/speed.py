@@ -828,15 +828,14 @@ class Stream:
 
     def steps(self, rollup: Rollup, stream: str, have: int, upto: int) -> list[lake.Batch]:
         """A stream's batches after `have`, until `upto`, that hold a rollup's topics, in runs of about `STEP` records, and none
-        across the pin of an undecided run: a file on both sides of it could not be replaced."""
+        across a pin that parts files."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         reads = sorted({t.name for t in rollup.topics.values()})
         lacks = self.entered(stream).where((F.col("seq") > have) & (F.col("seq") <= upto) & F.col("topic").isin(reads))
         before = F.sum("n").over(Window.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1))
-        pins = {p.seq for r in lake.runs(self.settings) if r.undecided for name, p in r.pins.items() if name == stream}
-        side = sum(((F.col("seq") > pin).cast("int") for pin in pins), F.lit(0))
+        side = sum(((F.col("seq") > pin).cast("int") for pin in lake.parting(self.settings, stream)), F.lit(0))
         numbered = (
             lacks.groupBy("seq")
             .agg(F.sum("records").alias("n"))
