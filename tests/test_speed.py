@@ -106,6 +106,7 @@ def test_the_place_where_a_sweep_ended_is_kept_for_the_next_start() -> None:
     assert noted == {last_hour.name: end}
 
 
+@pytest.mark.usefixtures("apart")
 #   old data [40 days ago, two hours of it]   nothing   [now
 def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -> None:
     shortcut, refresh = last_hour.shortcut, last_hour.refresh
@@ -117,12 +118,65 @@ def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -
     refresher = object.__new__(speed.Refresher)
     refresher.stream, refresher.seen, refresher.upto, refresher.swept = stream, {}, {}, {last_hour.name: old + HOUR}
     refresher.due = {last_hour.name: SimpleNamespace(rest=lambda _: None)}  # type: ignore[dict-item]
-    refresher.answers = lambda *_: SimpleNamespace(toArrow=lambda: None)  # type: ignore[method-assign,assignment,return-value]
+    refresher.answers = lambda *_: SimpleNamespace(toArrow=lambda: pa.table({}))  # type: ignore[method-assign,assignment,return-value]
     swept: list[tuple[datetime, datetime]] = []
     refresher.swap = lambda view, rows, since, until, step: swept.append((since, until))  # type: ignore[method-assign]
     for _ in range(4):
         refresher.sweep(last_hour, shortcut, refresh, END, 7)
     assert swept == [(old + HOUR, old + 5 * HOUR), (END - HOUR, end)]
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that are none of Spark's are brought one by one."""
+    monkeypatch.setattr("tidemark.fold.together", lambda frames, _: {name: frame.toArrow() for name, frame in frames.items()})
+
+
+def large(_: View, __: Any, since: datetime, until: datetime) -> Any:
+    """Rows of which the driver takes three hours' at once."""
+
+    def bring() -> pa.Table:
+        if until - since > 3 * HOUR:
+            raise ValueError("is bigger than spark.driver.maxResultSize (256.0 MiB)")
+        return pa.table({"since": [since], "until": [until]})
+
+    return SimpleNamespace(toArrow=bring)
+
+
+#   END - 10 h ... of which each try would span more than the one before
+@pytest.mark.parametrize("swept", [False, True], ids=["the full way", "marks"])
+@pytest.mark.usefixtures("apart")
+def test_what_was_missed_of_a_view_is_computed_in_pieces_that_the_driver_takes(swept: bool) -> None:
+    refresher, swapped, computed = object.__new__(speed.Refresher), [], {}
+    stream: Any = SimpleNamespace(computed=computed, remember_computed=computed.update, skipped={last_hour.name})
+    stream.catalog = SimpleNamespace(views={last_hour.name: last_hour})
+    refresher.stream, refresher.views, refresher.lanes, refresher.places = stream, [last_hour], 1, [{}]
+    refresher.seen, refresher.upto, refresher.known, refresher.versions = {}, {}, {}, {}
+    refresher.due = {last_hour.name: SimpleNamespace(rest=lambda *_: None, seconds=5)}  # type: ignore[dict-item]
+    refresher.answers, refresher.zone, refresher.rest = large, UTC, 1  # type: ignore[method-assign,assignment]
+    refresher.swap = lambda view, rows, *span: swapped.append(span[:2])  # type: ignore[method-assign]
+    assert last_hour.shortcut and last_hour.refresh
+    since = END - timedelta(hours=9, minutes=30)
+    if swept:
+        refresher.swept, until = {last_hour.name: since}, END - duration(last_hour.refresh.back)
+        refresher.filled_from = lambda view, shortcut, since, end: since  # type: ignore[method-assign]
+        while refresher.swept[last_hour.name] < until:
+            refresher.sweep(last_hour, last_hour.shortcut, last_hour.refresh, END, 7)
+    else:
+        until = END
+        refresher.refresh({last_hour.name: speed.Span(since, until, STEP, END, 7, END, [])})
+    assert [swapped[0][0], *(end for _, end in swapped)] == [*(start for start, _ in swapped), until]
+    assert swapped[0][0] == since
+    assert all(start.minute == 0 for start, _ in swapped)
+    assert computed[last_hour.name] == until
+
+
+@pytest.mark.usefixtures("apart")
+def test_an_hour_of_a_view_that_the_driver_does_not_take_is_named() -> None:
+    refresher = object.__new__(speed.Refresher)
+    refresher.answers, refresher.zone = lambda *_: large(last_hour, None, END, END + 9 * HOUR), UTC  # type: ignore[method-assign,assignment]
+    with pytest.raises(speed.SpeedError, match=rf"{last_hour.name} has from .* on more rows than the driver takes of an hour"):
+        [*refresher.in_pieces(last_hour, END - HOUR / 2, END, {})]
 
 
 def test_minutes_of_marks_that_could_not_be_computed_are_not_missed_once_for_each_try(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1225,7 +1225,7 @@ def small_enough(bring: Callable[[], Rows]) -> Rows | None:
     except Exception as error:
         if "spark.driver.maxResultSize" not in str(error):
             raise
-        log.info("few records, but large ones: they are written by the executors")
+        log.info("more bytes than the driver takes at once")
         return None
 
 
@@ -1504,7 +1504,8 @@ class Refresher:
             since = self.filled_from(view, shortcut, since, end)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
             began, until = time.monotonic(), min(end, since + FAR)
-            self.swap(view, self.answers(view, view, since, until).toArrow(), since, until, None)
+            for low, high, rows in self.in_pieces(view, since, until, {}):
+                self.swap(view, rows, low, high, None)
             took, since = time.monotonic() - began, until
             self.due[view.name].rest(took)
             log.info("swept", view=view.name, until=str(until), seconds=round(took, 3))
@@ -1627,18 +1628,21 @@ class Refresher:
         began, views = time.monotonic(), self.stream.catalog.views
         lanes = [[v.name for v in self.views[lane :: self.lanes] if v.name in spans] for lane in range(self.lanes)]
 
-        def computed(names: Sequence[str], places: dict[str, Column]) -> dict[str, pa.Table]:
+        def computed(names: Sequence[str], places: dict[str, Column]) -> dict[str, Iterable[Piece]]:
+            if len(spans) == 1:
+                return {n: self.in_pieces(views[n], spans[n].since, spans[n].until, places) for n in names}
             frames = {n: self.answers(views[n], views[n], spans[n].since, spans[n].until) for n in names}
-            return fold.together(frames, places)
+            return {n: [(spans[n].since, spans[n].until, rows)] for n, rows in fold.together(frames, places).items()}
 
         beside = [self.workers.submit(computed, *lane) for lane in zip(lanes[1:], self.places[1:], strict=True)]
         found = computed(lanes[0], self.places[0])
         for lane in beside:
             found |= lane.result()
         first = spans.keys() - self.seen.keys()
-        for name, rows in found.items():
+        for name, pieces in found.items():
             span = spans[name]
-            self.swap(views[name], rows, span.since, span.until, span.part if span.part < HOUR else None)
+            for since, until, rows in pieces:
+                self.swap(views[name], rows, since, until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
             self.stream.remember_computed({name: span.at})
             took = time.monotonic() - began
@@ -1647,6 +1651,27 @@ class Refresher:
         for name in found:
             rest = 0 if name in first else self.rest  # the first time measures a cold JVM, not the view
             self.due[name].rest(max(rest * took, self.due[name].seconds - took), now)
+
+    def in_pieces(self, view: View, since: datetime, until: datetime, places: dict[str, Column]) -> Iterator[Piece]:
+        """A view's rows of `[since, until)` by the full way, oldest first: at once, or, where that is more than the driver takes,
+        in halves, of whole hours or days. Raises `SpeedError` where one of those is too much."""
+        way = lambda: fold.together({view.name: self.answers(view, view, since, until)}, places)[view.name]  # noqa: E731
+        rows = small_enough(way)
+        if rows is not None:
+            yield since, until, rows
+            return
+        days, middle = view.time == "day", since + (until - since) / 2
+        middle = midnight(middle.astimezone(self.zone).date(), self.zone) if days else floor(middle, HOUR)
+        if middle <= since:
+            middle = (
+                midnight(since.astimezone(self.zone).date() + timedelta(days=1), self.zone) if days else floor(since, HOUR) + HOUR
+            )
+        if middle >= until:
+            raise SpeedError(
+                f"{view.name} has from {since} on more rows than the driver takes of {'a day' if days else 'an hour'}"
+            )
+        yield from self.in_pieces(view, since, middle, places)
+        yield from self.in_pieces(view, middle, until, places)
 
     def untouched(self, view: View, at: datetime) -> bool:
         """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
@@ -1834,6 +1859,10 @@ def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tupl
     while since < until:
         yield since, min(until, since + length)
         since += length
+
+
+Piece = tuple[datetime, datetime, "pa.Table"]
+"""Rows of a view, from and until."""
 
 
 @dataclass(frozen=True)
