@@ -898,11 +898,12 @@ class Run:
         return self.state == "staged" or (resumable and young)
 
     def publishable(self, since: datetime) -> bool:
-        """Whether something of it may be published yet: undecided, or published in part or taken back, last touched after `since`.
+        """Whether something of it may be published yet: undecided, or published in part or taken back, touched after `since`.
 
         `tables` tells of topics too, which are judged and never published: they have no rows of their own.
         """
-        rest = [t for t in self.tables.values() if not t.get("published") and (t["gate"] != "passed" or t.get("rows") is not None)]
+        mine = (t for t in self.tables.values() if t["gate"] != "passed" or t.get("rows") is not None)
+        rest = [t for t in mine if not t.get("published")]
         kept = datetime.fromisoformat(self.touched or self.created) > since
         return self.undecided or (self.state in ("published", "rolled back") and bool(rest) and kept)
 
@@ -1279,7 +1280,7 @@ def compact(
     """Merge a table's small live files, beside the stream and beside runs. Returns how many files fewer it has.
 
     Takes files of batches up to `upto` of each stream (what the checkpoint has committed), grouped by day and never
-    across the pin of a run of which something may be published yet. Files of like size merge, so each byte is rewritten a logarithmic number of times.
+    across a pin that parts files (`parting`). Files of like size merge, so each byte is rewritten a logarithmic number of times.
     """
     from pyspark.sql import functions as F
 

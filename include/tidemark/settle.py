@@ -1509,10 +1509,11 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     """
     for other in lake.runs(settings):
         waits = {n for n in run.tables.keys() & catalog.rollups.keys() if not run.tables[n].get("published")}
-        if waits and (both := {*run.open_days} & {*other.mended}) and other.created > run.created:
+        mended = {*run.open_days} & {*other.mended} if other.created > run.created else set()
+        if waits and mended:
             raise lake.LakeError(
-                f"run {run.id} has read the rejects of {min(both)} as such, and run {other.id} has mended them since: their rows of "
-                f"{min(waits)} would be lost; {run.anew}"
+                f"run {run.id} has read the rejects of {min(mended)} as such, and run {other.id} has mended them since: their "
+                f"rows of {min(waits)} would be lost; {run.anew}"
             )
     newer: list[tuple[Run, str]] = []
     for other in sorted(lake.runs(settings), key=lambda r: r.published or ""):
