@@ -92,6 +92,27 @@ def test_where_midnight_cuts_an_hour_each_that_begins_in_the_day_is_present_and_
     assert {*said.values()} == {"passed"}
 
 
+@pytest.mark.parametrize(("first", "outcome"), [(10, "passed"), (9, "failed")])
+def test_where_a_clock_moves_by_half_an_hour_sums_are_asked_of_days_that_midnight_cuts_no_hour_of(spark, first, outcome):
+    #        4 April, UTC+11          5 April, the clock goes back by half an hour
+    # UTC    13:00            13:00                   13:30, in the middle of an hour
+    zone, days = ZoneInfo("Australia/Lord_Howe"), [date(2026, 4, 4), date(2026, 4, 5)]
+    start, end = (datetime(2026, 4, d, tzinfo=zone) for d in (4, 6))
+    begun = [start.astimezone(UTC) + timedelta(hours=n) for n in range(49)]
+    hours = [(h, first if n == 0 else 10, 4, True, days[n >= 24]) for n, h in enumerate(begun)]
+    schemas, names = {d.name: s for d, s in fold.schemas(spark, CATALOG)}, ("site_hourly_traffic", "site_daily_traffic")
+    found = hours, [(240, 30, True, days[0]), (245, 30, True, days[1])]
+    frames = {n: spark.createDataFrame(rows, schemas[n]) for n, rows in zip(names, found, strict=True)}
+    beside = {
+        "period": spark.createDataFrame([(start, end, str(zone))], "start TIMESTAMP, end TIMESTAMP, zone STRING"),
+        "published_site_daily_traffic": spark.createDataFrame([], "day DATE, pv BIGINT"),
+    }
+    judged = {n: quality.Judged(CATALOG[n], f, start, end) for n, f in frames.items()}
+    said = {v.check: v.outcome for v in quality.judge("run", judged, beside=beside)}
+    assert said.pop("a day's PV is the sum of its hours'") == outcome
+    assert {*said.values()} == {"passed"}
+
+
 @pytest.mark.parametrize(("more", "outcome"), [(2, "passed"), (3, "failed")])
 def test_few_event_ids_that_came_with_two_visitors_hold_no_table_back_and_a_wrong_count_does(spark, more, outcome):
     schemas = {d.name: s for d, s in fold.schemas(spark, CATALOG)}

@@ -242,27 +242,28 @@ def site_hourly_traffic(panes: DataFrame) -> DataFrame:
 
 def agrees_with_hours(hours: str, *keys: str) -> list[Any]:
     """A day's PV is the sum of its hours'; its UV lies between its largest hour's and their sum. Where a zone is half an hour off
-    UTC, midnight cuts an hour, and nothing is asked."""
+    UTC, midnight cuts an hour, and nothing is asked of a day that begins or ends so."""
     columns = ", ".join((*keys, "day"))
+    cut = " + ".join(f"minute(to_utc_timestamp(timestamp({midnight}), zone))" for midnight in ("day", "day + 1"))
     join = f"""
         FROM {{batch}} FULL JOIN (
             SELECT {", ".join((*keys, "to_date(from_utc_timestamp(hour, zone)) AS day"))},
                    sum(pv) AS hours_pv, max(uv) AS largest_uv, sum(uv) AS hours_uv
-            FROM {hours} CROSS JOIN (SELECT zone, max(minute(start)) AS cut FROM period GROUP BY zone)
-            WHERE cut = 0 GROUP BY ALL
-        ) USING ({columns}) CROSS JOIN (SELECT max(minute(start)) AS cut FROM period)"""
+            FROM {hours} CROSS JOIN (SELECT max(zone) AS zone FROM period) GROUP BY ALL
+        ) USING ({columns}) CROSS JOIN (SELECT max(zone) AS zone FROM period)
+        WHERE {cut} = 0"""
     return [
         expect(
             "UnexpectedRowsExpectation",
             description="a day's PV is the sum of its hours'",
-            unexpected_rows_query=f"SELECT {columns}, pv, hours_pv {join} WHERE cut = 0 AND pv IS DISTINCT FROM hours_pv",
+            unexpected_rows_query=f"SELECT {columns}, pv, hours_pv {join} AND pv IS DISTINCT FROM hours_pv",
         ),
         expect(
             "UnexpectedRowsExpectation",
             description="a day's UV lies between its largest hour's and their sum",
             unexpected_rows_query=f"""
                 SELECT {columns}, uv, largest_uv, hours_uv {join}
-                WHERE cut = 0 AND (uv IS NULL OR largest_uv IS NULL OR uv NOT BETWEEN largest_uv AND hours_uv)""",
+                  AND (uv IS NULL OR largest_uv IS NULL OR uv NOT BETWEEN largest_uv AND hours_uv)""",
         ),
     ]
 
