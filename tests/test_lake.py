@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -822,6 +822,25 @@ def test_a_checkpoint_of_the_log_still_names_what_it_holds(settings, littered):
             entry.unlink()
     lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
     assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
+
+
+def test_what_a_checkpoint_took_over_in_the_middle_of_a_sweep_stays(settings, littered, monkeypatch):
+    """The table is quiet: all its entries are old, and clean-up deletes them once there is a checkpoint."""
+    retention = {"delta.logRetentionDuration": "interval 0 days", "delta.deletedFileRetentionDuration": "interval 9 days"}
+    DeltaTable(littered.path).alter.set_table_properties(retention)
+    there, seen, listed = folders(littered), numbers(littered), Path.glob
+
+    def listing(folder: Path, pattern: str) -> Iterator[Path]:
+        if pattern == "*.json" and folder.name == "_delta_log" and not [*listed(folder, "*.checkpoint.parquet")]:
+            DeltaTable(littered.path).create_checkpoint()
+            DeltaTable(littered.path).cleanup_metadata()
+        return listed(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", listing)
+    lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
+    monkeypatch.undo()
+    assert {"live/used", "live/replaced", "runs/published"} <= folders(littered) < there
+    assert numbers(littered) == seen
 
 
 @pytest.mark.parametrize("left", ["cut", "gone meanwhile"])

@@ -1430,7 +1430,8 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
 def named_folders(table: Table) -> set[str]:
     """The first two path segments of every file that the table's log still names, added or removed.
 
-    What the stream's clean-up takes away meanwhile is named by the newer checkpoint that let it.
+    What the stream's clean-up takes away meanwhile is named by the checkpoint that let it: where there is a newer one by the end,
+    everything is read again.
     """
     import pyarrow.parquet as pq
 
@@ -1456,7 +1457,8 @@ def named_folders(table: Table) -> set[str]:
             columns = pq.ParquetFile(checkpoint).read(columns=["add.path", "remove.path"])
             for rows in (columns["add"].to_pylist(), columns["remove"].to_pylist()):
                 named |= {"/".join(unquote(r["path"]).split("/")[:2]) for r in rows if r and r["path"]}
-    return named
+    newer = {*(table.path / "_delta_log").glob("*.checkpoint*.parquet")}.difference(checkpoints)
+    return named | named_folders(table) if newer else named
 
 
 # ---------------------------------------------------------------------------------------------------------------- read
