@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
-from tidemark import fold, kafka, lake, quality, session
+from tidemark import fold, kafka, lake, quality, session, settle
 from tidemark.model import Catalog, Declared, Topic, needed
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
     are written again from what is kept beside their runs' records.
 
     Beside a running stream too. What cannot be repaired says why, and keeps nothing else from it but what is made of it: a log
-    of which Kafka no longer holds what a file held, or nobody knows what it held, and verdicts that nothing holds any more.
+    of which Kafka no longer holds what a file held, or nobody knows what it held, what is made of days that a log no longer
+    keeps, and verdicts that nothing holds any more.
     Raises `RepairError` for the ledger, which is made of nothing else.
     """
     done, left = list[Repaired](), set[str]()
@@ -90,7 +91,7 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
             if files := damaged(table):
                 if one and (wanting := sorted(left & needed(catalog, [one.name]))):
                     raise RepairError(f"table {table.name} is made of {', '.join(wanting)}, which must be repaired before")
-                done.append(mended(settings, one, table, files))
+                done.append(mended(settings, catalog, one, table, files))
                 progress(f"{table.name}: {len(files)} files {'named no more' if done[-1].then else 'made again'}")
         except (RepairError, lake.LakeError, kafka.TopicMissing, ConnectionError) as error:
             done.append(Repaired(table.name, 0, 0, str(error)))
@@ -98,19 +99,35 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
     return done
 
 
-def mended(settings: Settings, declared: Declared | None, table: lake.Table, files: Sequence[lake.File]) -> Repaired:
+def mended(
+    settings: Settings, catalog: Catalog, declared: Declared | None, table: lake.Table, files: Sequence[lake.File]
+) -> Repaired:
     """One table's damaged files, by what it is of; of nothing for the verdicts. Raises `RepairError`."""
     if isinstance(declared, Topic):
         again(settings, declared, table, files)
     elif declared is None:
         kept(settings, table, files)
     else:
+        refuse_expired(settings, catalog, declared, table, files)
         if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
             raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
         first = min(f.day for f in files if f.day)
         then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
         return Repaired(table.name, len(files), 0, then)
     return Repaired(table.name, len(files), sum(f.rows for f in files), None)
+
+
+def refuse_expired(
+    settings: Settings, catalog: Catalog, declared: Declared, table: lake.Table, files: Sequence[lake.File]
+) -> None:
+    """Raises `RepairError` where a damaged file is of a day that no replay computes again, since a log has expired of which it is
+    made: named no more it would be lost, when a copy may have it yet."""
+    since, why = settle.held_from(settings, catalog, [declared.name])
+    if old := [f for f in files if f.day and f.day < since]:
+        raise RepairError(
+            f"table {table.name}: {why}; {old[0].path} of {old[0].day} is damaged, and cannot be made again: put it back from a "
+            f"copy, or give the day up, by Spark: DELETE FROM {table.name} WHERE day = '{old[0].day}'"
+        )
 
 
 def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[lake.File]) -> None:

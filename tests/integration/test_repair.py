@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import astuple
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -25,9 +26,9 @@ LATE, EARLY = MIDNIGHT - timedelta(hours=3), MIDNIGHT + timedelta(seconds=1)
 """Of yesterday, and of today."""
 
 
-def declared(topic: str) -> Catalog:
+def declared(topic: str, keep: str | None = None) -> Catalog:
     """Clicks by minute and by hour."""
-    clicks = Topic(topic, "id", 2, "id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL", "clicked_at", id="id")
+    clicks = Topic(topic, "id", 2, "id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL", "clicked_at", id="id", keep=keep)
 
     @rollup(reads={"clicks": clicks}, key=("minute",), time="minute", merge={"ids": "distinct"})
     def minutes(clicks: DataFrame) -> DataFrame:
@@ -175,6 +176,20 @@ def test_verdicts_that_are_gone_are_written_again_from_what_is_kept_beside_their
     assert [(d.table, d.rows, d.then) for d in done] == [(minutes.name, 0, THEN), ("verdicts", 2, None)]
     assert repair.damage(settings, declared("clicks")) == []
     assert len(before) == 4 and query.query(settings, declared("clicks"), "SELECT * FROM verdicts ORDER BY ALL").rows == before
+
+
+def test_days_that_a_log_no_longer_keeps_stay_named_for_nothing_could_make_them_again(settings: Settings) -> None:
+    old, catalog = TODAY - timedelta(days=40), declared("clicks", keep="30 days")
+    for n, day in enumerate((old, LATE.date())):
+        row = {"minute": datetime.combine(day, datetime.min.time(), UTC), "ids": b"", "day": day}
+        minutes = written(lake.table(settings, catalog["minutes"]), f"main-{n}-{n}-aa", pa.Table.from_pylist([row]))
+    shutil.rmtree(minutes.path / "live")
+    [(table, files, _, why)] = [astuple(d) for d in repair.repair(settings, catalog)]
+    assert (table, files, len(minutes.files())) == (minutes.name, 0, 2)
+    assert re.search(
+        rf"the log of clicks keeps 30 days.*{old} is damaged, and cannot be made again: put it back from a copy", str(why)
+    )
+    assert f"DELETE FROM rollups/minutes WHERE day = '{old}'" in str(why)
 
 
 @pytest.mark.parametrize(
