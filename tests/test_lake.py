@@ -1177,6 +1177,27 @@ def test_roll_back_of_what_somebody_has_rewritten_is_refused(settings, table):
     assert numbers(table) == [2, 10]
 
 
+def test_what_a_person_wrote_before_the_pin_is_as_old_as_it_was_once_it_came_back(settings, table):
+    put(table, 0, 1)
+    write_deltalake(table.path, rows(2), mode="append")  # by nobody whose names tell batches
+    run = published(settings, table, "r1", 0, 10)
+    roll_back(settings, table, run)
+    assert numbers(table) == [1, 2]
+    publish(settings, table, run)
+    assert numbers(table) == [10]
+
+
+@pytest.mark.parametrize(("left", "why"), [(None, "which says what run r1 replaced in .*panes"), ("[[", "is damaged")])
+def test_roll_back_whose_note_is_gone_or_cut_empties_no_day(settings, table, left, why):
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    note = lake.replaced_note(settings, run.id, table)
+    note.unlink() if left is None else note.write_text(left)
+    with pytest.raises(LakeError, match=rf"{note} is .*{why.removeprefix('is ')}"):
+        roll_back(settings, table, run)
+    assert numbers(table) == [10]
+
+
 def test_roll_back_refuses_when_a_file_is_gone(settings, table):
     put(table, 0, 1)
     run = published(settings, table, "r1", 0, 10)

@@ -540,8 +540,9 @@ def date_ahead(path: Path, by: timedelta = WRITING) -> None:
     os.utime(path, (soon, soon))
 
 
-def add_action(table: Table, path: Path, day: date) -> Any:
-    """A file as Delta's add, with the statistics of its footer: rows, and bounds of its times and Kafka offsets."""
+def add_action(table: Table, path: Path, day: date, modified: int | None = None) -> Any:
+    """A file as Delta's add, with the statistics of its footer: rows, and bounds of its times and Kafka offsets; `modified` (Unix
+    milliseconds) where it is none of now."""
     import pyarrow.parquet as pq
     from deltalake.transaction import AddAction
 
@@ -562,9 +563,8 @@ def add_action(table: Table, path: Path, day: date) -> Any:
             if bounds[1].year < 9999:
                 high[name] = milliseconds(bounds[1] + timedelta(microseconds=999))
     stats = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": {}}
-    return AddAction(
-        str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, int(time.time() * 1000), True, json.dumps(stats)
-    )
+    when = int(time.time() * 1000) if modified is None else modified
+    return AddAction(str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, when, True, json.dumps(stats))
 
 
 def milliseconds(at: datetime) -> str:
@@ -1193,7 +1193,7 @@ def publish(
         if not fresh and not gone:
             return None
         note.parent.mkdir(parents=True, exist_ok=True)
-        whole_or_nothing(note, json.dumps([[f.path, str(f.day)] for f in gone]))
+        whole_or_nothing(note, json.dumps([[f.path, str(f.day), f.modified] for f in gone]), kept=True)
         for file in gone:
             with suppress(FileNotFoundError):
                 date_ahead(table.path / file.path, duration(settings.rollback_for))
@@ -1218,16 +1218,22 @@ def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
 
 
 def replaced_note(settings: Settings, run: str, table: Table) -> Path:
-    """Where a publication notes the files that it replaced in one table: `[[path, day], …]`."""
+    """Where a publication notes the files that it replaced in one table: `[[path, day, modified], …]`."""
     return settings.lake_path / "runs" / run / f"{table.name.split('/')[-1]}.replaced.json"
 
 
-def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[date]) -> list[tuple[str, date]]:
-    """What would come back, `[(path, day)]`. Raises `LakeError` when a day was published again since, or a file is gone, or
-    someone has rewritten what the run published."""
+def replaced_by(settings: Settings, run: str, table: Table) -> list[tuple[str, date, int | None]]:
+    """The files that a publication replaced in a table: path, day, and when it was modified; not in notes of before 27 November 2026."""
+    note = replaced_note(settings, run, table)
+    rows = told(note) if note.exists() else []
+    return [(path, date.fromisoformat(day), at[0] if at else None) for path, day, *at in rows]
+
+
+def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[date]) -> list[tuple[str, date, int | None]]:
+    """What would come back, as `replaced_by` gives it. Raises `LakeError` when a day was published again since, or a file is
+    gone, or someone has rewritten what the run published, or nothing notes what it replaced."""
     name, days = table.name.split("/")[-1], set(days)
-    note = replaced_note(settings, run.id, table)
-    back = [(path, date.fromisoformat(day)) for path, day in json.loads(note.read_text())] if note.exists() else []
+    back = replaced_by(settings, run.id, table)
     for other in runs(settings):
         open_days = other.open_days if table.name.startswith("rollups/") else []
         again = days & {date.fromisoformat(d) for d in (*other.days, *open_days)}
@@ -1239,13 +1245,18 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
             )
     files = table.files()
     held = {f.path for f in files}
+    if any(f.run == run.id for f in files) and not (note := replaced_note(settings, run.id, table)).exists():
+        raise LakeError(
+            f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back from "
+            f"a copy of the lake, or settle the days again: {run.anew}"
+        )
     theirs = [f.path for f in files if f.foreign and f.day in days]
     if theirs and not {unquote(a.path) for a in staged(table, run.id)} <= held:
         raise LakeError(
             f"what run {run.id} published in {table.name} was rewritten by someone else since, {theirs[0]} the first of it, and "
             f"would stay beside what comes back. Settle the days again: {run.anew}"
         )
-    lost = [path for path, _ in back if not (table.path / path).exists()]
+    lost = [path for path, *_ in back if not (table.path / path).exists()]
     if lost:
         raise LakeError(
             f"{len(lost)} files that run {run.id} replaced in {table.name} are deleted, {lost[0]} the first of them; "
@@ -1265,7 +1276,7 @@ def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], 
         files = table.files()
         present = {f.path for f in files}
         ours = [remove_action(f) for f in files if f.run == run.id]
-        again = [add_action(table, table.path / path, day) for path, day in back if path not in present]
+        again = [add_action(table, table.path / path, day, at) for path, day, at in back if path not in present]
         return ([*again, *ours], dict(said)) if again or ours else None
 
     return commit(table, decide)
@@ -1351,8 +1362,8 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
             continue
         named = named_folders(table)
         spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
-        for note in (replaced_note(settings, r.id, table) for r in back):
-            named |= {"/".join(path.split("/")[:2]) for path, _ in json.loads(note.read_text())} if note.exists() else set()
+        for run in back:
+            named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
         for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
             key = f"{folder.parent.name}/{folder.name}"
             old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
