@@ -26,7 +26,8 @@ demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour 
 	@exec $(RUN)/tidemark demo
 
 clean-demo: install  ## forget what the demo kept
-	@$(RUN)/tidemark down
+	@if $(RUN)/python -c 'from tidemark.settings import Settings as S; raise SystemExit(not (S().state / "demo.json").exists())'; then \
+		$(RUN)/tidemark down; fi
 	@$(RUN)/python -c 'from tidemark import local, settings; print(*local.forget(settings.Settings()) or ["no demo has kept anything here"], sep="\n")'
 
 # Three files at a time, since a fifth of their time is waiting, and those that take longest first.

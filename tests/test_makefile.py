@@ -50,13 +50,16 @@ def test_python_that_can_make_no_environment_for_uv_is_one_sentence(tmp_path: Pa
     assert make(tmp_path, "prerequisites", f"UV={program(tmp_path / 'uv', '')}", f"PYTHON={python}").returncode == 0
 
 
-@pytest.mark.parametrize(("code", "left"), [(1, True), (0, False)])
-def test_demo_is_forgotten_once_everything_has_ended(tmp_path: Path, code: int, left: bool) -> None:
-    kept = tmp_path / "kept"
+@pytest.mark.parametrize(("demo", "code", "left"), [(True, 1, True), (True, 0, False), (False, 1, False)])
+def test_demo_is_forgotten_once_everything_has_ended_and_what_is_no_demo_is_not_ended(
+    tmp_path: Path, demo: bool, code: int, left: bool
+) -> None:
+    kept, ended = tmp_path / "kept", tmp_path / "ended"
     kept.touch()
-    program(tmp_path / ".venv/bin/tidemark", f"exit {code}")
-    program(tmp_path / ".venv/bin/python", f"rm {kept}")
+    program(tmp_path / ".venv/bin/tidemark", f"touch {ended}; exit {code}")
+    program(tmp_path / ".venv/bin/python", f'case "$*" in *demo.json*) exit {int(not demo)};; esac; rm {kept}')
     assert (make(tmp_path, "clean-demo", "-o", "install").returncode != 0, kept.exists()) == (left, left)
+    assert ended.exists() == demo
 
 
 def test_what_is_downloaded_is_kept_where_uv_keeps_it_or_here_where_the_home_is_read_only(tmp_path: Path) -> None:
