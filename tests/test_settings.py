@@ -57,6 +57,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (USER | {"kafka_key": "one.key"}, r"TIDEMARK_KAFKA_KEY is set, and TIDEMARK_KAFKA_CERTIFICATE is not"),
         (USER | {"kafka_certificate": "one.pem", "kafka_key": "one.old"}, r"TIDEMARK_KAFKA_KEY=\S*: .* openssl pkcs8 -topk8"),
         (USER | {"kafka_certificate": "one.pem", "kafka_key": "two.key"}, r"TIDEMARK_KAFKA_KEY=\S* is not the key of TIDEMARK"),
+        ({"trigger": "3s"}, r'TIDEMARK_TRIGGER=3s: "3s" is no trigger; write it like 3 seconds, 200 milliseconds or 1 minute'),
+        ({"triggers": "alarms=2s"}, r'TIDEMARK_TRIGGERS=alarms=2s: "2s" is no trigger; write it like 3 seconds'),
         ({"triggers": "alarms 1 second"}, r"TIDEMARK_TRIGGERS=alarms 1 second: \"alarms 1 second\" is not STREAM=VALUE"),
         ({"driver_memories": "main=1g, =2g"}, r"TIDEMARK_DRIVER_MEMORIES=main=1g, =2g: \"=2g\" is not STREAM=VALUE"),
         (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),

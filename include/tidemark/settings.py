@@ -186,6 +186,14 @@ class Settings(BaseSettings):
         by_stream(said)
         return said
 
+    @field_validator("trigger", "triggers")
+    @classmethod
+    def is_an_interval_of_sparks(cls, said: str, field: ValidationInfo) -> str:
+        for trigger in [said] if field.field_name == "trigger" else by_stream(said).values():
+            if not re.fullmatch(r"\d+ (millisecond|second|minute|hour|day)s?", trigger):
+                raise ValueError(f'"{trigger}" is no trigger; write it like 3 seconds, 200 milliseconds or 1 minute')
+        return said
+
     @field_validator("driver_memory", "driver_memories")
     @classmethod
     def is_a_heap(cls, said: str, field: ValidationInfo) -> str:
@@ -207,7 +215,7 @@ class Settings(BaseSettings):
     )
     @classmethod
     def is_a_length_of_time(cls, said: str) -> str:
-        # Not `trigger`: that is Spark's to read, and it knows milliseconds too.
+        # Not `trigger`, which Spark reads: it knows milliseconds too.
         duration(said)
         return said
 
