@@ -1223,7 +1223,7 @@ def replaced_note(settings: Settings, run: str, table: Table) -> Path:
 
 
 def replaced_by(settings: Settings, run: str, table: Table) -> list[tuple[str, date, int | None]]:
-    """The files that a publication replaced in a table: path, day, and when it was modified; not in notes of before 27 November 2026."""
+    """The files that a publication replaced in a table: path, day, and when it was modified, which older notes do not tell."""
     note = replaced_note(settings, run, table)
     rows = told(note) if note.exists() else []
     return [(path, date.fromisoformat(day), at[0] if at else None) for path, day, *at in rows]
@@ -1247,8 +1247,8 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
     held = {f.path for f in files}
     if any(f.run == run.id for f in files) and not (note := replaced_note(settings, run.id, table)).exists():
         raise LakeError(
-            f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back from "
-            f"a copy of the lake, or settle the days again: {run.anew}"
+            f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back "
+            f"from a copy of the lake, or settle the days again: {run.anew}"
         )
     theirs = [f.path for f in files if f.foreign and f.day in days]
     if theirs and not {unquote(a.path) for a in staged(table, run.id)} <= held:
