@@ -581,6 +581,9 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
     other = Run("settle-2", reason="", version="", **said)
     monkeypatch.setattr(lake, "runs", lambda _: [first, other])
     assert settle.missed(settings, CLOSES) == [ago(n) for n in missed]
+    # Of days whose runs' records have expired nothing tells that they were taken.
+    kept = settings.model_copy(update={"keep_records": "5 days"})
+    assert settle.missed(kept, CLOSES) == [ago(n) for n in missed if n <= 5]
     monkeypatch.setattr(lake, "runs", lambda _: [])
     assert settle.missed(settings, CLOSES) == []  # before the first publication nothing is
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from dag_runs import AT, Ended
 from deltalake import DeltaTable, Schema, write_deltalake
+from pydantic import SecretStr
 
 from tidemark import airflow, compare, lake, settle
 from tidemark import report as reports
@@ -42,6 +43,14 @@ def database(fresh_settings: Callable[[Path], Settings], tmp_path_factory: pytes
     empty = fresh_settings(tmp_path_factory.mktemp("database"))
     airflow.command(empty, "db", "migrate")
     return airflow.home(empty) / "airflow.db"
+
+
+def test_database_that_does_not_answer_is_not_taken_for_one_without_the_connection(database: Path, settings: Settings) -> None:
+    there = settings.model_copy(update={"airflow_database": SecretStr(f"sqlite:///{database}")})
+    assert airflow.connection(there, "tidemark_dingtalk") is None
+    away = settings.model_copy(update={"airflow_database": SecretStr("postgresql+psycopg2://a:b@127.0.0.1:1/airflow")})
+    with pytest.raises(airflow.AirflowFailed, match="airflow db check ended with exit code 1"):
+        airflow.connection(away, "tidemark_dingtalk")
 
 
 def stage(table: Table, run: str, days: Sequence[date]) -> None:

@@ -588,14 +588,16 @@ def newest_pins(settings: Settings, catalog: Catalog) -> Pinned:
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
-    was away at night. What lies before the first is left to a person, and what a log no longer holds as it is."""
+    was away at night. What lies before the first is left to a person, as are days so old that the records of their runs have
+    expired, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
     whole = [run for run in runs if not run.only and any(said.get("published") for said in run.tables.values())]
     first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
     taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
     held = {*days_held(settings, catalog, catalog.derived)}
     since, _ = held_from(settings, catalog, catalog.names)
-    return sorted(d for d in held - taken if first < d < yesterday(settings) and d >= since)
+    told = (datetime.now(UTC) - duration(settings.keep_records)).astimezone(settings.tz).date()
+    return sorted(d for d in held - taken if first < d < yesterday(settings) and d >= max(since, told))
 
 
 def takes(settings: Settings, catalog: Catalog, run: Run) -> bool:
