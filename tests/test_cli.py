@@ -359,7 +359,7 @@ def test_runs_say_what_was_held_back(run, config):
     )
     assert (
         run("runs").stdout.splitlines()[1]
-        == "r1\tstaged\t2026-11-18 to 2026-11-19\t2026-11-20T01:00:00\tlate file\tdaily_traffic"
+        == "r1\tstaged\t2026-11-18 to 2026-11-19\t2026-11-20T01:00:00\tlate file\tdaily_traffic: uv > pv"
     )
     assert json.loads(run("runs", "--json").stdout)[0]["tables"] == tables
 

@@ -1077,9 +1077,13 @@ def runs(json_: AsJson = False) -> None:
         return
     rows = []
     for run in found:
-        held = [name for name, one in run.tables.items() if one.get("gate") not in (None, "passed")]
+        held = [
+            f"{name}: {', '.join(one.get('reasons', ()))}"
+            for name, one in run.tables.items()
+            if one.get("gate") not in (None, "passed")
+        ]
         days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}" if run.days else "today"
-        rows.append([run.id, run.state, days, run.created, run.reason, ", ".join(held)])
+        rows.append([run.id, run.state, days, run.created, run.reason, "; ".join(held)])
     table(("run", "state", "days", "created", "reason", "held back"), rows)
 
 
