@@ -16,6 +16,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -270,9 +271,11 @@ class Answers:
         from tidemark import lake, query
 
         kept = self.settings.lake_path / "runs" / f"{run}.verdicts"
+        rows = None
         if lake.RUN_NAME.fullmatch(run) and kept.exists():
-            rows = json.loads(kept.read_text())
-        else:
+            with suppress(ValueError):  # damaged: the lake has them too
+                rows = json.loads(kept.read_text())
+        if rows is None:
             rows = self.ask(f"SELECT * FROM verdicts WHERE run = {query.quoted(run)}", "verdicts")
         if not rows:
             return None

@@ -338,7 +338,7 @@ def test_verdicts_are_a_history_of_each_check(client):
     assert checks == {"PV is right": (["passed", "failed"], [None, 7]), HOSTILE: (["passed", "warned"], [None, 1])}
 
 
-@pytest.mark.parametrize("kept", ["beside the run", "in the lake"])
+@pytest.mark.parametrize("kept", ["beside the run", "in the lake", "damaged beside the run"])
 def test_failing_rows_are_there_as_they_were_stored(opened, tmp_path, kept):
     settings = Settings(_env_file=None, home=tmp_path)
     now = datetime.now(UTC)
@@ -346,6 +346,8 @@ def test_failing_rows_are_there_as_they_were_stored(opened, tmp_path, kept):
     run = f"settle-{now.date() - timedelta(days=2)}"
     if kept == "in the lake":
         (settings.lake_path / "runs" / f"{run}.verdicts").unlink()
+    if kept == "damaged beside the run":
+        (settings.lake_path / "runs" / f"{run}.verdicts").write_text("[{")
     found = answer(opened(settings), f"verdicts/{run}")
     (failed,) = [v for v in found["verdicts"] if v["outcome"] == "failed" and v["severity"] == "critical"]
     assert (failed["unexpected"], [row["pv"] for row in failed["sample"]]) == (7, [12, 13])

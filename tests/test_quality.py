@@ -421,7 +421,7 @@ KEPT = [
 
 
 def test_verdicts_survive_json():
-    assert quality.from_json(quality.to_json(KEPT)) == KEPT
+    assert quality.from_json(json.loads(quality.to_json(KEPT))) == KEPT
 
 
 def test_verdicts_are_rows_of_the_stated_columns():

@@ -636,6 +636,12 @@ def test_checks_that_failed_warned_or_were_not_asked_are_named_with_what_was_obs
     (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found[:1]))
     assert says(report(settings, CATALOG, DAY), "Checks") == "1 passed, of 1 check."
 
+    (settings.lake_path / "runs/new.verdicts").write_text("[{")
+    said_instead = says(report(settings, CATALOG, DAY), "Checks")
+    assert re.match(
+        r"This cannot be had: .*new\.verdicts is damaged .* Put it back from a copy of the lake, or move", said_instead
+    )
+
     # A run of some tables says nothing of the others.
     (settings.lake_path / "runs/new.verdicts").write_text(quality.to_json(found))
     save(settings, "some", [DAY], 1, state="staged")

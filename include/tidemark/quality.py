@@ -578,8 +578,8 @@ def to_json(verdicts: Sequence[Verdict]) -> str:
     return json.dumps(written, indent=1, ensure_ascii=False)
 
 
-def from_json(written: str) -> list[Verdict]:
-    """The verdicts that `to_json` wrote. Raises `KeyError` or `ValueError` for anything else."""
+def from_json(written: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """The verdicts that `to_json` wrote, once parsed. Raises `KeyError` or `ValueError` for anything else."""
     return [
         Verdict(
             run=one["run"],
@@ -594,5 +594,5 @@ def from_json(written: str) -> list[Verdict]:
             judged_at=datetime.fromisoformat(one["judged_at"]),
             days=(date.fromisoformat(one["day"]), date.fromisoformat(one["last_day"])),
         )
-        for one in json.loads(written)
+        for one in written
     ]

@@ -173,7 +173,7 @@ def kept(settings: Settings, verdicts: lake.Table, files: Sequence[lake.File]) -
     for file in files:
         run = file.path.split("/")[1]
         beside = settings.lake_path / "runs" / f"{run}.verdicts"
-        found = [v for v in quality.from_json(beside.read_text()) if v.days[0] == file.day] if beside.exists() else []
+        found = [v for v in quality.from_json(lake.told(beside)) if v.days[0] == file.day] if beside.exists() else []
         if len(found) != file.rows:
             raise RepairError(
                 f"table {verdicts.name}: {file.path} {wrong(verdicts, file)}, and no run's record has its {file.rows:,} verdicts "

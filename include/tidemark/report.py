@@ -550,7 +550,7 @@ def verdicts(settings: Settings, runs: Sequence[lake.Run]) -> Section:
     name, with what they observed."""
     found: list[quality.Verdict] = []
     for kept in (settings.lake_path / "runs" / f"{run.id}.verdicts" for run in runs):
-        fresh = quality.from_json(kept.read_text()) if kept.exists() else []
+        fresh = quality.from_json(lake.told(kept)) if kept.exists() else []
         found = [v for v in found if v.table not in {f.table for f in fresh}] + fresh
     if not found:
         return Section("No check was asked of this day.")
