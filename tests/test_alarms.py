@@ -330,6 +330,12 @@ def judged(spark):
                 record(QUOTES, n, DAY, f"e{n}", f"q{n}", 0, "ABC", "quote", Decimal(10), None, at("10:00:01")) for n in range(199)
             ],
         }
+        # Of an id the first is what happened, whatever a repeat says.
+        for n in range(21):
+            made["network_events"][100 + n] = record(
+                NETWORK_EVENTS, 100 + n, DAY, f"e{50 + n}", "h3", "error", None, at("10:00:01")
+            )
+        made["transactions"][100] = record(TRANSACTIONS, 100, DAY, "t50", "c1", Decimal(10_001), at("10:00:01"))
         topics = (NETWORK_EVENTS, TRANSACTIONS, QUOTES)
         return {t.name: made[t.name] + [record(t, 199 + n, DAY, reject="not JSON") for n in range(rejects)] for t in topics}
 

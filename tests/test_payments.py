@@ -329,8 +329,12 @@ def judged(spark):
     def change(version: int, word: str) -> tuple:
         return ("o1", version, ten, word, version == 1, True, DAY)
 
+    # Of an id the first is what happened, whatever a repeat says.
+    failed = ("e4", "o1", "payment", False, Decimal("7.00"), "tea", 1, None, None, ten)
     right = {
-        "payments": logged(1, money("e1", "payment", "9.50"), money("e2", "refund", "4.50")),
+        "payments": logged(
+            1, money("e1", "payment", "9.50"), money("e2", "refund", "4.50"), failed, money("e4", "payment", "7.00")
+        ),
         "payment_ledger": [entry("e1", "payment", "9.50"), entry("e2", "refund", "-4.50")],
         "payment_days": [(1, 1, Decimal("9.50"), Decimal("4.50"), Decimal("5.00"), True, DAY)],
         "order_changes": [change(1, "placed"), change(2, "paid")],

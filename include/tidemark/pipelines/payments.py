@@ -123,8 +123,12 @@ def money_moved() -> Column:
             description="every payment and refund that moved money stands, and nothing else",
             unexpected_rows_query="""
                 SELECT coalesce(entry_id, event_id) AS entry FROM {batch}
-                FULL JOIN (SELECT DISTINCT event_id FROM payments WHERE reject IS NULL AND success AND amount > 0
-                           AND kind IN ('payment', 'refund')) ON entry_id = event_id
+                FULL JOIN (
+                    SELECT event_id,
+                           min_by(struct(success, amount, kind), struct(kafka.timestamp, kafka.partition, kafka.offset)) AS e
+                    FROM payments WHERE reject IS NULL GROUP BY day, event_id
+                    HAVING e.success AND e.amount > 0 AND e.kind IN ('payment', 'refund')
+                ) ON entry_id = event_id
                 WHERE entry_id IS NULL OR event_id IS NULL""",
         ),
     ],
