@@ -50,6 +50,11 @@ def counted(spark, *lines: tuple[str, str]) -> list[tuple[str, str, int]]:
         ("しお カタカナ", {"し": 1, "お": 1, "カタカナ": 1}),
         # a letter and its mark are one sign of a word
         ("e\u0301te\u0301", {"e\u0301te\u0301": 1}),
+        # a mark that follows no letter is no word, and of none: what makes a sign an emoji
+        ("I ❤️ tide ☀️❤️ebb", {"i": 1, "tide": 1, "ebb": 1}),
+        ("'\u0301tide", {"tide": 1}),
+        # and one that follows a joiner is of its word: Bengali
+        ("র\u200d্যাব", {"র\u200d্যাব": 1}),
         # beyond the first 65,536 signs of Unicode
         ("𐐀𐐨 𐐨𐐨", {"𐐨𐐨": 2}),
         ("", {}),
@@ -94,6 +99,7 @@ PARTS = (
     "42",
     "é",
     "e\u0301",
+    "❤️",
 )
 
 
@@ -110,7 +116,8 @@ LAW = Law(
             SELECT word, date_trunc('second', {TOOK}) AS second, count(*) AS count FROM (
                 SELECT {TOOK}, unnest(regexp_extract_all(
                     regexp_replace(lower(replace(line, '’', '''')), '([\p{{Han}}\p{{Hiragana}}])', ' \1 ', 'g'),
-                    '[\p{{L}}\p{{M}}\p{{N}}]+(''[\p{{L}}\p{{M}}\p{{N}}]+)*')) AS word FROM lines
+                    '[\p{{L}}\p{{N}}][\p{{L}}\p{{M}}\p{{N}}]*(''[\p{{L}}\p{{N}}][\p{{L}}\p{{M}}\p{{N}}]*)*'
+                )) AS word FROM lines
             ), period WHERE {TOOK} >= start AND {TOOK} < stop GROUP BY ALL"""
     },
 )

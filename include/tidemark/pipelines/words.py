@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 SPACELESS = r"\p{IsHan}\p{IsHiragana}"
 SIGN = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{SPACELESS}]]"
-# An apostrophe, and what joins letters unseen (U+200C, U+200D: Persian, Hindi), are of a word where they stand inside it.
-WORD = rf"[{SPACELESS}]\p{{M}}*|{SIGN}+(?:['\u200c\u200d]{SIGN}+)*"
+START = rf"[\p{{L}}\p{{N}}&&[^{SPACELESS}]]"
+# An apostrophe, and what joins letters unseen (U+200C, U+200D: Persian, Hindi), are of a word where they stand inside it. A mark
+# that follows no letter, as the one that makes a sign an emoji (U+FE0F), is of none.
+WORD = rf"[{SPACELESS}]\p{{M}}*|{START}{SIGN}*(?:'{START}{SIGN}*|[\u200c\u200d]{SIGN}+)*"
 
 VERSES = (
     "The tide comes in, the tide goes out;",
@@ -71,8 +73,9 @@ LINES = Topic(
 def word_counts(lines: DataFrame) -> DataFrame:
     """How often each word came in each second.
 
-    A word is a run of letters, marks and digits of any script, in lower case; an apostrophe is of it where one of these
-    stands on both sides. Han and Hiragana, which are written without spaces, count sign by sign. Unicode is not normalised.
+    A word is a run of letters, marks and digits of any script, in lower case, that begins with a letter or a digit; an apostrophe
+    is of it where one of these stands on both sides. Han and Hiragana, which are written without spaces, count sign by sign.
+    Unicode is not normalised.
     """
     plain = F.lower(F.translate("line", "’", "'"))
     words = F.explode(F.regexp_extract_all(plain, F.lit(WORD), F.lit(0)))
