@@ -902,7 +902,7 @@ class Run:
 
         `tables` tells of topics too, which are judged and never published: they have no rows of their own.
         """
-        mine = (t for t in self.tables.values() if t["gate"] != "passed" or t.get("rows") is not None)
+        mine = (t for t in self.tables.values() if t.get("gate", "passed") != "passed" or t.get("rows") is not None)
         rest = [t for t in mine if not t.get("published")]
         kept = datetime.fromisoformat(self.touched or self.created) > since
         return self.undecided or (self.state in ("published", "rolled back") and bool(rest) and kept)
