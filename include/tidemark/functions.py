@@ -101,6 +101,10 @@ def midnight(date: Column) -> Column:
     return F.to_utc_timestamp(date.cast("timestamp"), zone())
 
 
+FIRST = "struct(kafka.timestamp, kafka.partition, kafka.offset)"
+"""What a check finds the first of an id's records by in a log: what a repeat says otherwise does not count."""
+
+
 def of_log(topic: str) -> tuple[Check, Check]:
     """What every topic's log is asked: each offset is a record, and at most 1 % of the records are rejects."""
     return (

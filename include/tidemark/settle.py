@@ -1509,8 +1509,9 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     nobody was shown the two beside each other. Nor of a replay that waits with a part, or was taken back, what rests on days that
     were not over and of which rejects were mended since: their rows would go.
     """
-    for other in lake.runs(settings):
-        waits = {n for n in run.tables.keys() & catalog.rollups.keys() if not run.tables[n].get("published")}
+    known = lake.runs(settings)
+    waits = {n for n in run.tables.keys() & catalog.rollups.keys() if not run.tables[n].get("published")}
+    for other in known:
         mended = {*run.open_days} & {*other.mended} if other.created > run.created else set()
         if waits and mended:
             raise lake.LakeError(
@@ -1518,7 +1519,7 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
                 f"rows of {min(waits)} would be lost; {run.anew}"
             )
     newer: list[tuple[Run, str]] = []
-    for other in sorted(lake.runs(settings), key=lambda r: r.published or ""):
+    for other in sorted(known, key=lambda r: r.published or ""):
         for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():
             if other.id == run.id or run.tables[name].get("published") or not other.tables[name].get("published"):
                 continue

@@ -1655,8 +1655,8 @@ class Refresher:
     def in_pieces(self, view: View, since: datetime, until: datetime, places: dict[str, Column]) -> Iterator[Piece]:
         """A view's rows of `[since, until)` by the full way, oldest first: at once, or, where that is more than the driver takes,
         in halves, of whole hours or days. Raises `SpeedError` where one of those is too much."""
-        way = lambda: fold.together({view.name: self.answers(view, view, since, until)}, places)[view.name]  # noqa: E731
-        rows = small_enough(way)
+        frames = {view.name: self.answers(view, view, since, until)}
+        rows = small_enough(lambda: fold.together(frames, places)[view.name])
         if rows is not None:
             yield since, until, rows
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from tidemark.functions import of_log, pane
+from tidemark.functions import FIRST, of_log, pane
 from tidemark.model import Announce, Live, Topic, expect, view
 from tidemark.pipelines.stocks import QUOTES
 
@@ -29,8 +29,6 @@ BURST = 5
 JUMP = 10
 """And of a price that moves by more percent within a minute."""
 MINUTE = 60_000_000
-FIRST = "struct(kafka.timestamp, kafka.partition, kafka.offset)"
-"""By which of an id's records the first is found in a log: what a repeat says otherwise does not count."""
 SOON = Live(every="1 second", back="15 minutes", step="1 minute")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from tidemark.functions import day, of_log
+from tidemark.functions import FIRST, day, of_log
 from tidemark.model import Announce, Live, Topic, expect, view
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def money_moved() -> Column:
         expect(
             "UnexpectedRowsExpectation",
             description="every payment and refund that moved money stands, and nothing else",
-            unexpected_rows_query="""
-                SELECT coalesce(entry_id, event_id) AS entry FROM {batch}
+            unexpected_rows_query=f"""
+                SELECT coalesce(entry_id, event_id) AS entry FROM {{batch}}
                 FULL JOIN (
                     SELECT event_id,
-                           min_by(struct(success, amount, kind), struct(kafka.timestamp, kafka.partition, kafka.offset)) AS e
+                           min_by(struct(success, amount, kind), {FIRST}) AS e
                     FROM payments WHERE reject IS NULL GROUP BY day, event_id
                     HAVING e.success AND e.amount > 0 AND e.kind IN ('payment', 'refund')
                 ) ON entry_id = event_id

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from tidemark.functions import day, midnight, of_log
+from tidemark.functions import FIRST, day, midnight, of_log
 from tidemark.model import Topic, expect, view
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ STUDY_EVENTS = Topic(
         expect(
             "UnexpectedRowsExpectation",
             description="a day's lines are those of its events",
-            unexpected_rows_query="""
-                SELECT day, written, sent FROM (SELECT day, sum(lines) AS written FROM {batch} GROUP BY day) FULL JOIN (
+            unexpected_rows_query=f"""
+                SELECT day, written, sent FROM (SELECT day, sum(lines) AS written FROM {{batch}} GROUP BY day) FULL JOIN (
                     SELECT day, sum(lines) AS sent FROM (
-                        SELECT day, event_id, min_by(lines, struct(kafka.timestamp, kafka.partition, kafka.offset)) AS lines
+                        SELECT day, event_id, min_by(lines, {FIRST}) AS lines
                         FROM study_events WHERE reject IS NULL GROUP BY day, event_id
                     ) GROUP BY day
                 ) USING (day) WHERE written IS DISTINCT FROM sent""",
