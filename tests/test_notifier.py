@@ -541,6 +541,25 @@ def test_letter_that_kafka_does_not_take_lies_there_once_it_does(settings: Setti
     assert found == [(0, 0, None), (1, 1, 8)]
 
 
+def test_letter_that_is_buried_again_has_a_key_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dead-letters replay` takes the first out after it has sent it; what was buried again meanwhile stays.
+
+    bury m1 ──▶ key 7 ──▶ replay: sent ──▶ buried again, key 9 ──▶ key 7 taken out
+    """
+    keys = list[str]()
+
+    def took(_settings: Settings, _topic: Any, events: Any, **_: Any) -> kafka.Delivery:
+        keys.extend(event.key for event in events)
+        return kafka.Delivery(sent=1, delivered=1)
+
+    monkeypatch.setattr(kafka, "produce", took)
+    here = notifier.Notifier(settings, {}, QUICK)
+    for offset, one in ((7, message("m1")), (9, message("m1")), (7, message("m1")), (8, None)):
+        record = notifier.Record(0, offset, datetime.now(UTC), None, b"", (), "notify")
+        assert here.bury_record(record, one, "a test")
+    assert keys == ["dingtalk/m1/0/7", "dingtalk/m1/0/9", "dingtalk/m1/0/7", "notify/0/8"]
+
+
 #   [look, 5 s         )  1 s  [look
 #                       I I I            records
 def test_records_have_their_turn_after_a_look_that_takes_longer_than_looks_are_apart(

@@ -845,8 +845,9 @@ class Notifier:
         value = record.value if record and record.value is not None else message.model_dump_json().encode() if message else b""
         for secret in self.hidden:
             value = value.replace(secret.encode(), notify.MASK.encode())
-        whole = f"{message.platform}/{message.id}" if message else f"{NOTIFY.name}/{record.offset if record else 0}"
-        whole = apart(whole, self.hidden)  # of one key the topic keeps the last letter alone
+        named = [message.platform, message.id] if message else [NOTIFY.name]
+        named += [str(record.partition), str(record.offset)] if record else []  # buried again, it comes of another record
+        whole = apart("/".join(named), self.hidden)  # of one key the topic keeps the last letter alone
         because = notify.masked(because, self.hidden)
         headers = {"because": because, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         headers |= {"from": f"{record.topic}/{record.partition}/{record.offset}"} if record else {}
@@ -931,7 +932,7 @@ def run(settings: Settings, robots: Mapping[str, Robot], stopped: Callable[[], b
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was not said, and why. `key` names it: platform and id, or where it lay."""
+    """A message that was not said, and why. `key` names it: platform, id, and the partition and offset where it lay."""
 
     key: str
     because: str

@@ -70,7 +70,7 @@ DEAD_LETTERS = Topic(
     "notify_dead_letters",
     key="letter",
     partitions=1,
-    schema="letter STRING NOT NULL COMMENT 'platform and id, or where it lay', id STRING, platform STRING",
+    schema="letter STRING NOT NULL COMMENT 'platform, id, and where it lay', id STRING, platform STRING",
     event_time="kafka.timestamp",
     compacted=True,
     max_message_bytes=512 * 1024,
