@@ -817,7 +817,7 @@ def produce(
     broken: Exception | None = None
     with noted_interrupts() if interrupts is None else nullcontext(interrupts) as pressed:
         try:
-            for event in events:
+            for event in pressed.awaited(events) if isinstance(pressed, Interrupts) else events:
                 if connection.refused or pressed():
                     break
                 delivery.sent += 1
@@ -833,6 +833,8 @@ def produce(
                     while (early := turn - time.monotonic()) > 0.02 and not pressed():
                         producer.poll(min(early, 0.2))
                         tell(time.monotonic())
+        except KeyboardInterrupt:
+            pass  # while the next event was waited for
         except Exception as error:
             broken = error  # what was taken before is in the client's queue, and would be gone with it
         while producer.flush(0.2):
@@ -857,15 +859,43 @@ def produce(
     return delivery
 
 
+class Interrupts:
+    """How often Ctrl-C or SIGTERM came. Raised is none of them but where nobody else looks: while an event is waited for."""
+
+    def __init__(self) -> None:
+        self.count, self.waiting = 0, False
+
+    def __call__(self) -> int:
+        return self.count
+
+    def note(self, _number: int, _frame: object) -> None:
+        self.count += 1
+        if self.waiting:
+            raise KeyboardInterrupt
+
+    def awaited(self, events: Iterable[Any]) -> Iterator[Any]:
+        """The events; a pipe's next line may never come, and Ctrl-C raises `KeyboardInterrupt` while it is waited for."""
+        each = iter(events)
+        while True:
+            self.waiting = self.count == 0
+            try:
+                event = next(each)
+            except StopIteration:
+                return
+            finally:
+                self.waiting = False
+            yield event
+
+
 @contextmanager
-def noted_interrupts() -> Iterator[Callable[[], int]]:
+def noted_interrupts() -> Iterator[Interrupts]:
     """Count Ctrl-C and SIGTERM instead of raising: inside a callback of the client an exception is lost, or worse."""
-    pressed: list[int] = []
+    pressed = Interrupts()
     own = threading.current_thread() is threading.main_thread()
     wanted = (signal.SIGINT, signal.SIGTERM) if own else ()
-    before = {number: signal.signal(number, lambda n, _: pressed.append(n)) for number in wanted}
+    before = {number: signal.signal(number, pressed.note) for number in wanted}
     try:
-        yield lambda: len(pressed)
+        yield pressed
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

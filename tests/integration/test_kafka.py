@@ -342,6 +342,24 @@ def test_ctrl_c_ends_sending_to_several_topics_between_two_bursts(broker: Settin
     assert producer.returncode == 130
 
 
+def test_ctrl_c_ends_the_wait_for_the_next_line(broker: Settings) -> None:
+    kafka.apply(broker, [CATALOG.topics["lines"]])
+    before = sum(kafka.offsets(broker, ["lines"], "latest")["lines"].values())
+    command = [sys.executable, "-m", "tidemark", "produce", "lines", "--file", "/dev/stdin"]
+    environment = os.environ | {"TIDEMARK_BROKERS": broker.brokers}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as producer:
+        assert producer.stdin and producer.stdout
+        producer.stdin.write("one\ntwo\n")
+        producer.stdin.flush()
+        until(lambda: sum(kafka.offsets(broker, ["lines"], "latest")["lines"].values()) == before + 2)
+        producer.send_signal(signal.SIGINT)
+        try:
+            assert producer.wait(timeout=20) == 130
+        finally:
+            producer.kill()
+        assert producer.stdout.read() == "2 delivered, 0 failed\n"
+
+
 # ---- offsets and reading
 
 
