@@ -298,6 +298,7 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     refresher.stream, refresher.zone, refresher.live = stream, Settings(_env_file=None).tz, {ledger.name, days.name}
     refresher.seen, refresher.upto = {days.name: yesterday}, {ledger.name: 6, days.name: 6}
     refresher.others, refresher.versions, refresher.due = {days.name: []}, {}, {days.name: lambda _: True}
+    refresher.known = dict.fromkeys((ledger.name, days.name), END)
     refresher.reopened = lambda view: None
     refresher.untouched = lambda view, at: False
 
@@ -309,6 +310,36 @@ def test_what_reads_a_view_that_is_behind_is_computed_again_from_where_that_one_
     again = refresher.span(days)
     assert again
     assert (again.since.date(), again.at, again.seq) == (yesterday.date(), today, 7)
+
+
+def test_what_reads_a_view_that_lacks_a_reopened_day_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run gave today other rollups. The view's turn came before that of the one that it reads, which goes beside it.
+
+    the run ──▶ days: from what the ledger was ──▶ the ledger ──▶ days once more ──▶ nothing
+    """
+    run, names = datetime.now(UTC) - HOUR, ("payment_ledger", "payment_days")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("tidemark.lake.reopened", lambda _, since: END.date() if since < run else None)
+    refreshers, known = [], {}
+    for name in names:
+        one: Any = object.__new__(speed.Refresher)
+        one.stream = SimpleNamespace(done=7, stream_time=END, ended_at=None, skipped=set(), computed=dict.fromkeys(names, END))
+        one.stream.low_since, one.stream.settings = lambda *_: speed.EARLIEST, SimpleNamespace(lake_path=tmp_path)
+        one.zone, one.live, one.known = UTC, {*names}, known
+        one.seen, one.upto = dict.fromkeys(names, END), dict.fromkeys(names, 7)
+        one.others = one.versions = {name: []}
+        one.due = {name: lambda _: True}
+        refreshers.append(one)
+
+    def turn(of: int) -> bool:
+        one, view = refreshers[of], CATALOG.views[names[of]]
+        span = one.span(view)
+        if span:
+            known[view.name] = span.looking
+        return span is not None
+
+    ledger, days = 0, 1
+    assert [turn(of) for of in (days, ledger, days, days, ledger)] == [True, True, True, False, False]
 
 
 def rounds_of(spans: dict[str, Any]) -> Any:

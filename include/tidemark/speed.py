@@ -211,6 +211,7 @@ class Stream:
         self.covered: dict[str, datetime] = {}
         self.locks: dict[str, threading.Lock] = {}
         self.refreshed: dict[str, int] = {}
+        self.known: dict[str, datetime] = {}
         # Up to which stream time each view is computed the full way, kept in a file; for one that is not there, the stream time
         # at the start, or that of the first batch.
         self.computed: dict[str, datetime] = {}
@@ -1370,8 +1371,8 @@ class Refresher:
         # The tables of other streams that a view looks at, and at which version it has seen them.
         self.others = {v.name: stream.others(v) for v in views}
         self.versions: dict[str, list[int]] = {}
-        # Up to when each view knows what was published: a replay may have given today other rollups since.
-        self.known: dict[str, datetime] = {}
+        # Up to when each view knows what was published: a replay may have given today other rollups since. All know it, as above.
+        self.known = stream.known
         # One round after the other: a view comes after those that it reads, as in the catalog.
         depths: dict[str, int] = {}
         for view in views:
@@ -1606,6 +1607,7 @@ class Refresher:
         # from where that one was. What has a short way is only ever behind with what is swept.
         behind = [s for s in view.reads.values() if s.name in self.live]
         seq = min([seq, *(self.upto.get(s.name, -1) for s in behind)])
+        looking = min([looking, *(self.known.get(s.name, self.known[view.name]) for s in behind)])
         whole = [self.stream.computed.get(s.name, before) for s in behind if not getattr(s, "shortcut", None)]
         at = min([at, *whole])
         ahead = looks_ahead(view)
