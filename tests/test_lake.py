@@ -992,6 +992,16 @@ def test_a_generation_that_has_committed_nothing_is_pinned_at_its_start(settings
     assert {s: (p.seq, p.offsets) for s, p in found.items()} == ({} if seq is None else {"main": (seq, {"page_views": {"0": 5}})})
 
 
+@pytest.mark.parametrize(("planned", "done"), [([0], []), ([8, 9, 10], [8, 9])], ids=["a new generation", "two batches"])
+def test_a_pin_was_taken_when_the_batch_after_it_was_planned(settings, planned: list[int], done: list[int]):
+    """What a person wrote by then holds nothing of that batch; what was written later may."""
+    checkpoint(settings, base=100, planned=planned, done=done)
+    then = NOON - timedelta(minutes=3)
+    os.utime(lake.Checkpoint.of(settings, "main").path / "offsets" / str(planned[-1]), (then.timestamp(),) * 2)
+    (pin,) = lake.pins(settings, ["main"]).values()
+    assert datetime.fromisoformat(pin.taken) == then
+
+
 LEDGER = StructType().add("stream", "string").add("topic", "string").add("finished_at", "timestamp").add("day", "date")
 for number in ("partition", "seq", "from_offset", "until_offset", "records"):
     LEDGER.add(number, "long")

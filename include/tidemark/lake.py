@@ -722,20 +722,23 @@ class Checkpoint:
     def planned_at(self, number: int) -> datetime:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
 
+    def not_beyond(self, number: int, now: datetime | None = None) -> datetime:
+        """When a pin of this batch is `taken`: when the next was planned, or now. What a person wrote before holds none beyond."""
+        after = self.path / "offsets" / str(number + 1)
+        return self.planned_at(number + 1) if after.exists() else now or datetime.now(UTC)
+
     def pin(self, entered: int | None = None) -> Pin | None:
         """The last committed batch with its offsets: what a run may read, exactly. None before the first.
 
         One that is `entered`, that the ledger has, is as whole: a stream that was killed in between never commits it where
-        another has taken its topics since. The pin is `taken` when the next batch was planned, or now: what a person wrote before
-        holds no batch beyond the pin.
+        another has taken its topics since.
         """
         now, generation, done = datetime.now(UTC), self.identity, self.newest("commits")
         if generation and entered is not None and (self.path / "offsets" / str(entered - generation.base)).exists():
             done = max(entered - generation.base, -1 if done is None else done)
         if generation is None or done is None:
             return None
-        taken = self.planned_at(done + 1) if (self.path / "offsets" / str(done + 1)).exists() else now
-        return Pin(self.stream, generation.base + done, self.offsets(done), taken.isoformat())
+        return Pin(self.stream, generation.base + done, self.offsets(done), self.not_beyond(done, now).isoformat())
 
 
 def as_summed(content: bytes, sums: Path) -> bool:
@@ -796,7 +799,7 @@ def pins(settings: Settings, named: Sequence[str]) -> dict[str, Pin]:
         if pin := checkpoint.pin(entered.appended(stream)):
             found[stream] = pin
         elif generation and generation.base:
-            found[stream] = Pin(stream, generation.base - 1, generation.start, datetime.now(UTC).isoformat())
+            found[stream] = Pin(stream, generation.base - 1, generation.start, checkpoint.not_beyond(-1).isoformat())
     return found
 
 
