@@ -723,7 +723,7 @@ class Checkpoint:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
 
     def not_beyond(self, number: int, now: datetime | None = None) -> datetime:
-        """When a pin of this batch is `taken`: when the next was planned, or now. What a person wrote before holds none beyond."""
+        """When a pin of this batch is `taken`: when the next was planned, or now. What a person wrote before holds no more."""
         after = self.path / "offsets" / str(number + 1)
         return self.planned_at(number + 1) if after.exists() else now or datetime.now(UTC)
 
