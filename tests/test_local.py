@@ -13,10 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from tidemark import __main__ as cli
 from tidemark import kafka, local
@@ -427,6 +429,43 @@ def test_broker_that_is_away_and_none_that_is_started_here_is_told_first(
     with pytest.raises(BrokerFailed, match=f"^no Kafka broker answers at {brokers}, and none is started there: .* {says}"):
         cli.bring_up(settings.model_copy(update={"brokers": brokers}), cli.Steps())
     assert waited == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("connections", "order"),
+    [(False, ["notify", "stream main", "airflow"]), (True, ["stream main", "airflow", "notify"])],
+    ids=["web hooks", "Airflow's connections"],
+)
+def test_notifier_that_asks_airflow_for_its_robots_is_started_after_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, connections: bool, order: list[str]
+) -> None:
+    """Airflow's database may come up with Airflow, and a notifier whose robots it cannot ask for ends."""
+    begun: list[str] = []
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(kafka, "wait", lambda *_: None)
+    monkeypatch.setattr(kafka, "apply", lambda *_: [])
+    monkeypatch.setattr(local, "start", lambda _, name, *__: [begun.append(name), SimpleNamespace(log="a log")][1])
+    monkeypatch.setattr(cli, "begin_stream", lambda _, stream: begun.append(f"stream {stream}"))
+    monkeypatch.setattr(cli, "airflow_up", lambda *_: [begun.append("airflow"), iter(())][1])
+    hook = SecretStr("https://oapi.dingtalk.com/robot/send?access_token=t")
+    config = settings.model_copy(update={"notify_connections": True} if connections else {"dingtalk_webhook": hook})
+    monkeypatch.setattr(cli, "settings", lambda: config)
+    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}))
+    cli.up(airflow=True)
+    assert begun == order
+
+
+@pytest.mark.parametrize("name", ["TIDEMARK_TRIGGERS", "TIDEMARK_DRIVER_MEMORIES"])
+def test_setting_of_a_stream_that_is_none_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One that `speed --only` has split off has a checkpoint, and is one."""
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(kafka, "wait", lambda *_: pytest.fail("it has gone on"))
+    second = settings.checkpoints / "second" / "tidemark.json"
+    second.parent.mkdir(parents=True)
+    second.write_text("{}")
+    monkeypatch.setenv(name, "alarms=2m, second=2m, alarmz=2m".replace("2m", "2m" if "MEM" in name else "2 seconds"))
+    with pytest.raises(cli.Wrong, match=f"^{name} names stream alarmz, and there is none; there are: main, alarms, second$"):
+        cli.bring_up(Settings(home=settings.home), cli.Steps())
 
 
 @pytest.mark.parametrize("setting", ["TIDEMARK_BROKERS", "TIDEMARK_CONTROLLER_PORT"])

@@ -339,11 +339,14 @@ def up(
     or that asks for TLS or a user, is used, never started. `tidemark down` ends it all.
     """
     config, steps = settings(), Steps()
-    bring_up(config, steps)
+    asks = airflow and config.notify_connections  # the notifier asks Airflow's database, which may come up with Airflow
+    bring_up(config, steps, notifier=not asks)
     if airflow:
         with steps.step("airflow") as say:
             for line in airflow_up(config):
                 say(line)
+    if asks:
+        begin_notifier(config, steps)
     if json_:
         show(whole_status(config))
 
@@ -358,10 +361,11 @@ def airflow_up(config: Settings, say: Callable[[str], None] = lambda _: None) ->
     yield f"{airflow.url(config)} ({who}; kept in {airflow.home(config) / 'passwords.json'})"
 
 
-def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = None) -> None:
-    """Broker, topics, notifier, and streams: all of them unless said."""
+def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = None, notifier: bool = True) -> None:
+    """Broker, topics, notifier where a robot is set, and streams: all of them unless said."""
     from tidemark import kafka, local
 
+    refuse_unknown_streams(config)
     with steps.step("jars"):
         local.fetch_jars(config)
     with steps.step(f"broker at {config.brokers}") as say:
@@ -373,13 +377,31 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
             say("started")
     with steps.step("topics") as say:
         say("; ".join(map(str, kafka.apply(config, every_topic()))) or "as declared")
-    if config.dingtalk_webhook or config.wecom_webhook or config.notify_connections:
-        with steps.step("notifier") as say:
-            begun = local.start(config, "notify", [sys.executable, "-m", "tidemark", "notify"], home(config))
-            say(f"its log is {begun.log}")
+    if notifier and (config.dingtalk_webhook or config.wecom_webhook or config.notify_connections):
+        begin_notifier(config, steps)
     for stream in catalog().streams if streams is None else streams:
         with steps.step(f"stream {stream}") as say:
             say(f"started, its log is {started.log}" if (started := begin_stream(config, stream)) else "runs already")
+
+
+def refuse_unknown_streams(config: Settings) -> None:
+    """A misspelt name would leave its stream as it is, and say nothing. What is not set names streams that need not be there."""
+    from tidemark import lake
+    from tidemark.settings import by_stream
+
+    known = lake.streams(config, catalog().streams)
+    for name in sorted({"triggers", "driver_memories"} & config.model_fields_set):
+        if unknown := by_stream(getattr(config, name)).keys() - {*known}:
+            some = f"TIDEMARK_{name.upper()} names stream {', '.join(sorted(unknown))}"
+            raise Wrong(f"{some}, and there is none; there are: {', '.join(known)}")
+
+
+def begin_notifier(config: Settings, steps: Steps) -> None:
+    from tidemark import local
+
+    with steps.step("notifier") as say:
+        begun = local.start(config, "notify", [sys.executable, "-m", "tidemark", "notify"], home(config))
+        say(f"its log is {begun.log}")
 
 
 def begin_stream(config: Settings, stream: str) -> local.Process | None:
