@@ -58,6 +58,22 @@ def test_rejects_are_not_mended_beside_a_replay_that_began_while_spark_did(setti
     assert [run.id for run in lake.runs(settings)] == ["r1"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "state", "way"),
+    [
+        ("settle", "failed", f"settle the days again: tidemark settle --day {YESTERDAY}"),
+        ("settle", "running", f"settle the days again: tidemark settle --day {YESTERDAY}"),
+        ("replay", "failed", "go on with it: tidemark replay --run r1"),
+        ("replay", "running", "go on with it: tidemark replay --run r1"),
+        ("replay", "dropped", "settle the days again: tidemark replay"),
+    ],
+)
+def test_run_that_is_not_staged_whole_is_not_published_and_the_command_that_follows_is_said(settings, kind, state, way):
+    run = recorded(settings, "r1", kind, (YESTERDAY,), state=state, note="the disk is full")
+    with pytest.raises(settle.SettleError, match=f"^run r1 is {state}: the disk is full; {way}$"):
+        settle.swap_in(settings, NOTHING, run, ())
+
+
 @pytest.mark.parametrize(("kind", "state"), [("replay", "published"), ("replay", "dropped"), ("settle", "staged")])
 def test_rejects_are_mended_beside_what_is_decided_and_beside_a_night(settings, monkeypatch, kind, state):
     monkeypatch.setattr("tidemark.session.session", lambda *_, **__: None)

@@ -1447,7 +1447,9 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
 
 def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[str]) -> list[Published]:
     if run.state not in ("staged", "published", "rolled back"):
-        raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; settle the days again")
+        goes_on = run.kind == "replay" and run.state in ("running", "failed")
+        way = f"go on with it: tidemark replay --run {run.id}" if goes_on else f"settle the days again: {run.anew}"
+        raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
     done = []
     for declared in catalog.derived:
@@ -1579,8 +1581,3 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
         run.note = reason
         lake.save(settings, run)
         return done
-
-
-def runs(settings: Settings) -> list[Run]:
-    """Every run's record, oldest first."""
-    return lake.runs(settings)

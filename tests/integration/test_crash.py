@@ -471,7 +471,7 @@ def test_killed_while_settling_then_while_publishing(shop: Shop, run, spark: Spa
     derived = {d.name: d for d in shop.catalog.derived}
     before = versions()
     run(shop.settings, {"topic": shop.topic, "day": str(YESTERDAY)}, program=SETTLE, failpoint="staged").dies()
-    [killed] = settle.runs(shop.settings)
+    [killed] = lake.runs(shop.settings)
     assert (killed.state, versions()) == ("running", before)
     with pytest.raises(settle.SettleError, match=f"run {killed.id} is running; settle the days again"):
         settle.publish(shop.settings, shop.catalog, killed.id)

@@ -297,7 +297,7 @@ def test_run_staged_before_a_person_s_changes_refuses_and_the_next_settling_brin
 
 
 def test_vacuum_leaves_what_a_publication_replaced_so_that_it_comes_back_by_a_roll_back(shop: Shop) -> None:
-    newest, before = settle.runs(shop.settings)[-1], shop.hours()
+    newest, before = lake.runs(shop.settings)[-1], shop.hours()
     shop.sql("VACUUM {t} RETAIN 0 HOURS", "rollups/minutes", "views/hours")
     settle.rollback(shop.settings, shop.catalog, newest.id, "to see what was there")
     assert (15, 99) in shop.hours() != before
@@ -306,7 +306,7 @@ def test_vacuum_leaves_what_a_publication_replaced_so_that_it_comes_back_by_a_ro
 
 
 def test_roll_back_of_what_a_person_has_rewritten_is_refused(shop: Shop) -> None:
-    newest = settle.runs(shop.settings)[-1]
+    newest = lake.runs(shop.settings)[-1]
     shop.sql("UPDATE {t} SET clicks = clicks WHERE true", "views/hours")
     with pytest.raises(
         lake.LakeError, match=f"what run {newest.id} published in views/hours was rewritten by someone else since"

@@ -19,7 +19,7 @@ import pytest
 from dag_runs import Ended
 from deltalake import DeltaTable
 
-from tidemark import airflow, kafka, lake, local, query, settle
+from tidemark import airflow, kafka, lake, local, query
 from tidemark.model import Rollup, View, catalog
 from tidemark.pipelines import CATALOG, traffic
 from tidemark.settings import Settings
@@ -120,7 +120,7 @@ def test_night_on_a_cluster_has_the_answer_of_local_cores_and_is_published(
     airflow.command(there, "db", "migrate")
     night = Ended(there, ("nightly", {"day": str(YESTERDAY)}, "wait"))  # the day is read already
     assert night.runs[0]["state"] == "success", night.log[-4000:]
-    on_cores, on_cluster = settle.runs(here)
+    on_cores, on_cluster = lake.runs(here)
     assert [on_cores.state, on_cluster.state] == ["staged", "published"]
     until(lambda: master.says("completedapps"), "the master has seen its end")
     ran = [(app["name"], app["cores"], app["state"]) for app in master.says("completedapps")]
