@@ -113,6 +113,11 @@ def test_moves_that_differ_beyond_the_fourth_decimal_are_a_tie(spark):
     assert told == [(18, 1, "A", 10.0), (18, 2, "B", 10.0)]
 
 
+def test_a_move_of_a_dear_stock_is_rounded_once(spark):
+    rows = ("18T21:00 DEAR 50000000.0001 close", "19T21:00 DEAR 50000025.0001 close")  # 0.0000499999999999 %
+    assert movers(spark, *rows) == [(19, 1, "DEAR", 0.0)]
+
+
 def test_a_stock_without_a_close_does_not_take_part_and_is_held_to_its_last_one_afterwards(spark):
     #   ABC   17th 100     18th quotes only     19th 110
     told = movers(

@@ -124,7 +124,7 @@ def stock_closes(quotes: DataFrame) -> DataFrame:
         "percent": "from the close before to this one, splits taken out, rounded half up; the rank goes by it, up or down",
         "close": "the day's last, of one share in the currency of the exchange",
         "close_before": "that of the last day with one, ten days ago at most; before any split since, in the same currency",
-        "split": "new shares for an old one since the close before; null where there was none",
+        "split": "new shares for an old one, as the day's last close says; null where it says none",
     },
     checks=[
         expect("ExpectColumnValuesToBeBetween", column="rank", min_value=1, max_value=MOST),
@@ -159,7 +159,9 @@ def top_movers(closes: DataFrame) -> DataFrame:
         F.lag("day").over(along).alias("day_before"),
     ).where(F.date_diff("day", "day_before") <= DAYS_BACK)
     as_old = F.col("close") * F.coalesce("split", F.lit(1).cast("decimal(9,4)"))
-    percent = F.round((as_old - F.col("close_before")) * 100 / F.col("close_before"), 4).cast("decimal(24,4)")
+    # No digit more than it can have: the quotient has 18 decimals then, and is rounded once.
+    moved = ((as_old - F.col("close_before")) * 100).cast("decimal(24,8)")
+    percent = F.round(moved / F.col("close_before"), 4).cast("decimal(24,4)")
     order = Window.partitionBy("day").orderBy(F.abs("percent").desc(), "symbol")
     ranked = moves.withColumn("percent", percent).withColumn("rank", F.row_number().over(order))
     return ranked.where(F.col("rank") <= MOST).select("day", "rank", "symbol", "percent", "close", "close_before", "split")
