@@ -300,7 +300,8 @@ class Hostile(World):
             for t in NAUGHTY[:20]
             for kind in ("payment", "status")
         ]
-        lines = [Event(value) for value in (*broken_ones, *(t.encode() for t in self.naughty))]
+        long = (b"a'" * 200_000, "a\u200c".encode() * 200_000, b"a" * 900_000)  # a pattern may recurse over each sign
+        lines = [Event(value) for value in (*broken_ones, *long, *(t.encode() for t in self.naughty))]
         return {PAGE_VIEWS.name: views, USERS.name: users, PAYMENTS.name: pays, LINES.name: lines}
 
     def held_in_the_lake(self, sent: dict[str, list[Event]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidemark import kafka, lake, local, speed
+from tidemark import fold, kafka, lake, local, speed
 from tidemark.fold import HOUR
 from tidemark.model import Live, View, duration, view
 from tidemark.pipelines import CATALOG
@@ -340,6 +340,13 @@ def test_what_reads_a_view_that_lacks_a_reopened_day_is_computed_again(tmp_path:
 
     ledger, days = 0, 1
     assert [turn(of) for of in (days, ledger, days, days, ledger)] == [True, True, True, False, False]
+
+
+def test_a_live_view_reaches_back_further_than_a_clock_may_be_ahead() -> None:
+    """Stream time is of all topics: one client's clock would leave what has Kafka's own time behind for ever."""
+    views = [view for view in CATALOG.views.values() if view.refresh]
+    assert views
+    assert [v.name for v in views if duration(v.refresh.back) <= duration(fold.AHEAD)] == []
 
 
 def rounds_of(spans: dict[str, Any]) -> Any:

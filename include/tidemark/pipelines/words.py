@@ -18,8 +18,9 @@ SPACELESS = r"\p{IsHan}\p{IsHiragana}"
 SIGN = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{SPACELESS}]]"
 START = rf"[\p{{L}}\p{{N}}&&[^{SPACELESS}]]"
 # An apostrophe, and what joins letters unseen (U+200C, U+200D: Persian, Hindi), are of a word where they stand inside it. A mark
-# that follows no letter, as the one that makes a sign an emoji (U+FE0F), is of none.
-WORD = rf"[{SPACELESS}]\p{{M}}*|{START}{SIGN}*(?:'{START}{SIGN}*|[\u200c\u200d]{SIGN}+)*"
+# that follows no letter, as the one that makes a sign an emoji (U+FE0F), is of none. What is taken is never given back (`*+`): to
+# be able to, Java goes one call deeper for each part of a word, and a line of a thousand apostrophes would end the JVM.
+WORD = rf"[{SPACELESS}]\p{{M}}*|{START}{SIGN}*+(?:'{START}{SIGN}*+|[\u200c\u200d]{SIGN}++)*+"
 
 VERSES = (
     "The tide comes in, the tide goes out;",
@@ -53,7 +54,7 @@ LINES = Topic(
     reads={"lines": LINES},
     key=("word", "second"),
     time="second",
-    live=Live(every="10 seconds", back="1 minute"),
+    live=Live(every="10 seconds", back="10 minutes"),
     comments={
         "word": "in lower case, an apostrophe as '",
         "second": "the start of the second in which Kafka took the line",
@@ -74,8 +75,8 @@ def word_counts(lines: DataFrame) -> DataFrame:
     """How often each word came in each second.
 
     A word is a run of letters, marks and digits of any script, in lower case, that begins with a letter or a digit; an apostrophe
-    is of it where one of these stands on both sides. Han and Hiragana, which are written without spaces, count sign by sign.
-    Unicode is not normalised.
+    is of it where it follows it and one of these two comes next. Han and Hiragana, which are written without spaces, count sign
+    by sign. Unicode is not normalised.
     """
     plain = F.lower(F.translate("line", "’", "'"))
     words = F.explode(F.regexp_extract_all(plain, F.lit(WORD), F.lit(0)))
