@@ -376,6 +376,22 @@ def test_the_lowest_kafka_timestamp_then_partition_then_offset_wins(spark):
     }
 
 
+def test_an_id_that_is_told_of_two_days_is_an_event_of_each(spark):
+    """A day's answer does not depend on whether the day before is looked at too, nor on how many are computed at once.
+
+    day  [ 18 --------------)[ 19 ------
+    e1       15:00  15:01         01:00
+    """
+    topic = Topic("t", key="id", partitions=2, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", id="id", event_time="at")
+    midnight = datetime(2026, 11, 19, tzinfo=UTC)
+    times = [midnight - 9 * HOUR, midnight - 9 * HOUR + 60 * SECOND, midnight + HOUR]
+    events = spark.createDataFrame(
+        [("e1", at, (0, offset, NOON)) for offset, at in enumerate(times)],
+        "id STRING, at TIMESTAMP, kafka STRUCT<partition INT, offset BIGINT, timestamp TIMESTAMP>",
+    )
+    assert sorted(r["at"] for r in fold.once(topic, events).toArrow().to_pylist()) == [times[0], times[2]]
+
+
 def test_a_topic_without_id_keeps_every_event(spark):
     topic = Topic("t", key="n", partitions=1, schema="n INT, at TIMESTAMP NOT NULL", event_time="at")
     events = spark.createDataFrame([(1, NOON), (1, NOON)], "n INT, at TIMESTAMP")

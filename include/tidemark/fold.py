@@ -322,12 +322,17 @@ def event_time(topic: Topic) -> Expression:
 
 
 def once(topic: Topic, events: DataFrame) -> DataFrame:
-    """Accepted records distinct by the topic's `id`: the lowest Kafka timestamp, partition, offset wins."""
+    """Accepted records distinct by the topic's `id` in each business day: the lowest Kafka timestamp, partition, offset wins.
+
+    A repeat has its event's time. Where a faulty client gives one id two, a day's answer still is of its own log, whatever else
+    is looked at and however many days are computed at once; so are its checks.
+    """
     if topic.id is None:
         return events
     names = [c.name for c in topic.columns]
     order = F.struct("kafka.timestamp", "kafka.partition", "kafka.offset")
-    first = events.groupBy(topic.id).agg(F.min_by(F.struct(*(n for n in names if n != topic.id)), order).alias("_first"))
+    rest = F.struct(*(n for n in names if n != topic.id))
+    first = events.groupBy(topic.id, functions.day(event_time(topic))).agg(F.min_by(rest, order).alias("_first"))
     return first.select(*(topic.id if n == topic.id else F.col(f"_first.{n}").alias(n) for n in names))
 
 
