@@ -170,6 +170,7 @@ def test_the_newest_mark_holds_what_came_late_before_the_stream_fell_silent(inte
     stream.caught_up, stream.progress, stream.covered, stream.skipped = True, {}, {}, set()
     stream.lows = {"page_panes": speed.deque([(0, NOON)])}
     refresher.stream, refresher.views, refresher.places, refresher.missed = stream, views, [{}], []
+    refresher.failed = {}
     refresher.seen, refresher.holds, refresher.due = {}, {}, {v.name: speed.Due("5 seconds") for v in views}
     written: dict[tuple[str, datetime], list[int]] = {}
 

@@ -183,12 +183,52 @@ def test_minutes_of_marks_that_could_not_be_computed_are_not_missed_once_for_eac
     monkeypatch.setattr("tidemark.fold.together", lambda *_: {}["a table that cannot be read"])
     refresher: Any = object.__new__(speed.Refresher)
     refresher.stream, refresher.views, refresher.missed = SimpleNamespace(stream_time=END, done=7), [last_hour], []
+    refresher.failed = {}
     refresher.waits, refresher.lacking = lambda: False, lambda *_: (END - timedelta(minutes=9), END)
     refresher.short, refresher.places, refresher.bases = lambda *_: None, [{}], {}
     for _ in range(2):
         with pytest.raises(KeyError, match="cannot be read"):
             refresher.newest()
     assert refresher.missed == []
+
+
+@pytest.mark.parametrize("fails", ["its plan", "its job"])
+def test_a_view_whose_newest_marks_fail_keeps_no_other_s_from_being_computed(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """It rests for a minute; of one that fails alone the error is raised, for whoever looks after the thread."""
+    clock, site, jobs, swapped = [1000.0], CATALOG.views["site_last_hour"], [], []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def together(frames: dict[str, Any], _: Any) -> dict[str, Any]:
+        jobs.append([*frames])
+        if "the job fails" in frames.values():
+            raise ValueError("a mistake in a view")
+        return frames
+
+    def short(view: View, *_: Any) -> str:
+        if view is site and fails == "its plan":
+            raise ValueError("a mistake in a view")
+        return "the job fails" if view is site else "rows"
+
+    monkeypatch.setattr("tidemark.fold.together", together)
+    refresher: Any = object.__new__(speed.Refresher)
+    refresher.stream = SimpleNamespace(stream_time=END, done=7, catalog=CATALOG, stopping=threading.Event())
+    refresher.views, refresher.missed, refresher.places, refresher.failed = [site, last_hour], [], [{}], {}
+    refresher.seen, refresher.holds, refresher.due = {}, {}, {v.name: speed.Due("5 seconds") for v in refresher.views}
+    refresher.waits, refresher.lacking = lambda: False, lambda *_: (END - STEP, END)
+    refresher.short, refresher.held, refresher.prepared = short, lambda *_: 7, lambda: True
+    refresher.swap = lambda view, *_: swapped.append(view.name)
+    for seconds in (0, 5, 60):
+        clock[0] += seconds
+        refresher.newest()
+    assert swapped == [last_hour.name] * 3
+    assert site.name not in refresher.seen
+    if fails == "its job":
+        both, alone = [site.name, last_hour.name], [last_hour.name]
+        assert jobs == [both, [site.name], alone, alone, both, [site.name], alone]
+    clock[0] += 60
+    refresher.views = [site]
+    with pytest.raises(ValueError, match="a mistake in a view"):
+        refresher.newest()
 
 
 def test_marks_that_were_swept_stay_so_while_earlier_ones_are_swept_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +394,7 @@ def rounds_of(spans: dict[str, Any]) -> Any:
     refresher: Any = object.__new__(speed.Refresher)
     stream = SimpleNamespace(caught_up=True, progress={}, settings=Settings(_env_file=None), stopping=threading.Event())
     refresher.stream, refresher.rounds, refresher.waiting = stream, [[CATALOG.views[name]] for name in spans], None
-    refresher.due, refresher.computed = {name: speed.Due("1 second") for name in spans}, []
+    refresher.due, refresher.computed, refresher.failed = {name: speed.Due("1 second") for name in spans}, [], {}
     refresher.span = lambda view, *_: spans[view.name]() if callable(spans[view.name]) else spans[view.name]
     refresher.refresh = lambda found: refresher.computed.extend(found)
     return refresher

@@ -1389,6 +1389,8 @@ class Refresher:
         # Up to when each view's marks are written, and up to which batch the newest holds all that came.
         self.holds: dict[str, tuple[datetime, int]] = {}
         self.waiting: float | None = None
+        # Until when a view that has failed rests.
+        self.failed: dict[str, float] = {}
         # Minutes of marks, by view, that were missed while the stream was away or caught up.
         self.missed: list[tuple[datetime, datetime, str]] = []
         # What was to be announced and neither Kafka nor a file took: it goes with what is announced next.
@@ -1419,14 +1421,20 @@ class Refresher:
         at = self.stream.stream_time
         if at is None or self.waits():
             return
-        due = [(v, v.shortcut, *span) for v in self.views if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
         began, frames, spans, holds, seq = time.monotonic(), {}, {}, {}, self.stream.done
+        fit = [v for v in self.views if self.failed.get(v.name, began) <= began]
+        due = [(v, v.shortcut, *span) for v in fit if v.shortcut and (span := self.lacking(v, v.shortcut, at))]
         for view, shortcut, since, until in due:
             low = max(since, until - BASE) if shortcut.coarse else since
-            frames[view.name] = self.short(view, shortcut, low, until)
+            try:
+                frames[view.name] = self.short(view, shortcut, low, until)
+            except Exception as error:
+                if len(due) == 1:
+                    raise
+                self.put_off(view.name, error)
+                continue
             spans[view.name], holds[view.name] = (since, low, until), (until, self.held(view, shortcut, seq))
-        # One job for all views: each would wait for the one before it.
-        for name, rows in fold.together(frames, self.places[0]).items():
+        for name, rows in self.brought(frames).items():
             view, (since, low, until) = self.stream.catalog.views[name], spans[name]
             assert view.shortcut
             self.swap(view, rows, low, until, duration(view.shortcut.step))
@@ -1441,6 +1449,21 @@ class Refresher:
             assert view.shortcut
             rows = self.short(view, view.shortcut, start, end, aside=True).toArrow()
             self.swap(view, rows, start, end, duration(view.shortcut.step))
+
+    def brought(self, frames: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
+        """Rows of views in one job: each would wait for the one before it. Where that fails, of those that do not."""
+        try:
+            return fold.together(frames, self.places[0])
+        except Exception:
+            if len(frames) == 1 or self.stream.stopping.is_set():
+                raise
+        found: dict[str, pa.Table] = {}
+        for name, frame in frames.items():
+            try:
+                found |= fold.together({name: frame}, self.places[0])
+            except Exception as error:
+                self.put_off(name, error)
+        return found
 
     def prepared(self) -> bool:
         """Merge what the next marks need merged, before they are due; False where it was there already."""
@@ -1561,6 +1584,7 @@ class Refresher:
         if self.stream.stopping.is_set():
             raise error
         self.due[name].rest(60)
+        self.failed[name] = time.monotonic() + 60
         log.warning("will be tried again", view=name, because=" ".join(str(error).split())[:500])
 
     def together(self, spans: Mapping[str, Span]) -> None:
