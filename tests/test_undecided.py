@@ -266,6 +266,23 @@ def test_person_s_word_over_one_of_two_failed_checks_is_refused(lived):
     assert read(lived)["hours"][YESTERDAY] == [30]
 
 
+def test_person_s_word_that_was_refused_is_not_in_force_when_another_check_is_named(lived):
+    """Each table that is published was published over checks that one and the same person named."""
+    run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
+    run.tables["minutes"] |= {"gate": "failed", "reasons": ["n at most 9"], "failed": ["n at most 9"]}
+    run.tables["hours"]["reads"] = ["minutes"]
+    lake.save(lived, run)
+    refused = r"nothing of run night-1 is published over n at least 1\. hours is held back: n at most 9\. Name every"
+    with pytest.raises(settle.SettleError, match=refused):
+        settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    assert not any("forced" in said for said in lake.run_of(lived, run.id).tables.values())
+    settle.publish(lived, CATALOG, run.id, over=["n at most 9"], reason="a new shop")
+    assert (read(lived)["minutes"][YESTERDAY], read(lived)["hours"]) == ([30], seen["hours"])
+    assert lake.run_of(lived, run.id).tables["minutes"]["forced"] == {"checks": ["n at most 9"], "reason": "a new shop"}
+    settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    assert read(lived)["hours"][YESTERDAY] == [30]
+
+
 def test_person_s_word_over_a_failed_check_publishes_nothing_over_one_that_could_not_be_asked(lived):
     run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
     run.tables["hours"]["reasons"].append("n at most 9 could not be asked")

@@ -912,7 +912,10 @@ class Run:
 
     def held_back(self, name: str) -> tuple[str, ...]:
         """Why a table is not published: its own gate, or that of something it reads; empty where nothing holds it."""
-        return tuple(self.tables[name]["reasons"]) if self.failing(name) else ()
+        said, failing = self.tables[name], self.failing(name)
+        if failing and said.get("forced"):
+            return tuple(reason for one in failing for reason in one["reasons"])
+        return tuple(said["reasons"]) if failing else ()
 
     def failing(self, name: str) -> list[dict[str, Any]]:
         """What was said of the table, and of those it `reads`, however far, whose gate failed and was not published over."""

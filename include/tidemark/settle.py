@@ -1419,9 +1419,14 @@ def publish(
         if run.state == "rolled back" and not again:
             raise SettleError(f"run {run.id} was rolled back ({run.note}); to publish it all the same: tidemark publish {run.id}")
         refuse_code_since(settings, catalog, run)
-        if over:
-            take_over(settings, run, over, reason)
-        done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
+        taken = take_over(settings, run, over, reason) if over else []
+        try:
+            done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
+        finally:  # what was refused, or held back for another check, is not in force when somebody asks again
+            if refused := [name for name in taken if not run.tables[name].get("published")]:
+                for name in refused:
+                    run.tables[name].pop("forced")
+                lake.save(settings, run)
         held = [p for p in done if p.blocked and set(over) & set(run.tables[p.table].get("failed", []))]
         if held and all(p.version is None for p in done):
             said = "; ".join(f"{p.table} is held back: {'; '.join(p.blocked)}" for p in held)
@@ -1431,18 +1436,22 @@ def publish(
         return done
 
 
-def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> None:
-    """Mark the tables all of whose reasons are failed checks named in `over`. Raises `SettleError` for any other name."""
+def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> list[str]:
+    """Mark the tables all of whose reasons are failed checks named in `over`, and return those that were not marked before.
+    Raises `SettleError` for any other name."""
     known = {check for said in run.tables.values() for check in said.get("failed", [])}
     if wrong := set(over) - known:
         there = "; ".join(sorted(known)) or "none"
         raise SettleError(f"run {run.id} has no failed check {', '.join(sorted(wrong))}; those that failed: {there}")
-    for said in run.tables.values():
+    taken = []
+    for name, said in run.tables.items():
         failed = said.get("failed", [])
         # What could not be asked, or raised, has no answer that a person could take upon themselves.
         if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
+            taken += [] if said.get("forced") else [name]
             said["forced"] = {"checks": failed, "reason": reason}
     lake.save(settings, run)
+    return taken
 
 
 def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[str]) -> list[Published]:
