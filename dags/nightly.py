@@ -45,7 +45,7 @@ def forget(context) -> None:
     # `timedelta` Airflow 3.3.2 cannot clear a run (apache/airflow#70368).
     deadline=DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
-        interval=(duration(SETTINGS.nightly_patience) + timedelta(hours=2)).total_seconds(),
+        interval=(duration(SETTINGS.nightly_after) + duration(SETTINGS.nightly_patience) + timedelta(hours=2)).total_seconds(),
         callback=AsyncCallback(night_is_late),
     ),
     tags=["settled"],
@@ -67,11 +67,11 @@ def nightly() -> None:
 
     @task
     def days(day: str) -> str:
-        """The day, and where it is yesterday the newest of those before it that got late records or whose night was missed."""
+        """The day; where none newer is complete, those before it too that got late records or whose night was missed."""
         from tidemark import settle
         from tidemark.pipelines import CATALOG
 
-        mine, newest = date.fromisoformat(day), settle.yesterday(SETTINGS)
+        mine, newest = date.fromisoformat(day), settle.newest_complete(SETTINGS, CATALOG)
         more = {*settle.stale(SETTINGS, CATALOG), *settle.missed(SETTINGS, CATALOG)} if mine == newest else set()
         return ",".join(str(d) for d in sorted({mine, *sorted(d for d in more if d < newest)[-31:]}))
 

@@ -41,7 +41,8 @@ def nightly_report() -> None:
         events = [e for many in (triggering_asset_events or {}).values() for e in many]
         last = settle.yesterday(SETTINGS)
         told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
-        days = {day for day in told if day <= last} if events else {last}  # a night may have no day, or one that is not over
+        # A night may have no day, one that is not over, or one that was refused.
+        days = {day for day in told if date(2000, 1, 1) <= day <= last} if events else {last}
         reported = {page.stem for page in (SETTINGS.lake_path / "reports").glob("*.html")}
         if not events and dag_run.run_type == "scheduled" and str(last) in reported:
             return []  # the night has brought it

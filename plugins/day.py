@@ -26,8 +26,8 @@ class DayRefused(AirflowFailException, Refused):
 class WaitForDay(BaseOperator):
     """Wait until the streams have read all that Kafka held when a day, its lookahead and a grace were over.
 
-    `day` is a business day, ISO, templated. Fails with what is missing after `TIDEMARK_NIGHTLY_PATIENCE`, and at once for a
-    day that is not over; neither is tried again, and the second is told to nobody.
+    `day` is a business day, ISO, templated. Fails with what is missing `TIDEMARK_NIGHTLY_PATIENCE` after late records are waited
+    for, and at once for a day that is not over or before 2000; neither is tried again, and the second is told to nobody.
     """
 
     template_fields = ("day",)
@@ -37,18 +37,23 @@ class WaitForDay(BaseOperator):
         self.day = day
 
     def execute(self, context: Context) -> None:
+        from tidemark import settle
         from tidemark.model import duration
+        from tidemark.pipelines import CATALOG
         from tidemark.settings import Settings
 
         if not self.day:
             raise DayRefused("the run has neither a day in its form nor a data interval; trigger it with a day")
         settings = Settings()
-        today = datetime.now(settings.tz).date()
-        if date.fromisoformat(self.day) >= today:
+        day, today = date.fromisoformat(self.day), datetime.now(settings.tz).date()
+        if day.year < 2000:
+            raise DayRefused(f"{self.day} lies before the year 2000, and an event of then is a reject")
+        if day >= today:
             raise DayRefused(
                 f"{self.day} is not over in {settings.zone}; the last day that can be settled is {today - timedelta(1)}"
             )
-        until = datetime.now(UTC) + duration(settings.nightly_patience)
+        # Patience begins where late records are waited for no more: before that no stream could be quick enough.
+        until = max(datetime.now(UTC), settle.complete_at(settings, CATALOG, day)) + duration(settings.nightly_patience)
         if unread(self.day) is None:
             return
         self.defer(trigger=DayTrigger(self.day, until.timestamp()), method_name="resume")

@@ -163,7 +163,7 @@ def test_the_stream_is_watched_without_end_an_hour_a_run(parsed: dict[str, Any])
 
 
 def test_a_night_has_two_hours_more_than_it_may_wait_and_then_somebody_is_told(parsed: dict[str, Any]) -> None:
-    assert parsed["dags"]["nightly"]["deadlines"] == [[8 * 3600, "tell.night_is_late"]]
+    assert parsed["dags"]["nightly"]["deadlines"] == [[8 * 3600 + 600, "tell.night_is_late"]]
 
 
 ZONED = """

@@ -292,9 +292,10 @@ def test_the_report_at_six_is_written_where_there_is_none_and_by_hand_always(set
     assert [one["title"] for one in told(settings)] == [f"Report of {settle.yesterday(settings)}"] * 2
 
 
-def test_a_night_without_a_day_brings_no_report(settings: Settings, task: Callable[[str, str], Any]) -> None:
-    """It was refused: neither its form nor an interval said which."""
-    refused = SimpleNamespace(extra={"day": "", "run": None})
+@pytest.mark.parametrize("day", ["", "0026-11-19"])
+def test_a_night_without_a_day_brings_no_report(settings: Settings, task: Callable[[str, str], Any], day: str) -> None:
+    """It was refused: neither its form nor an interval said which, or one of a year that no event has."""
+    refused = SimpleNamespace(extra={"day": day, "run": None})
     assert task("nightly_report", "report")({"night": [refused]}, SimpleNamespace(run_type="asset_triggered")) == []
     assert told(settings) == []
 

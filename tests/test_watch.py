@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tidemark import lake, local
+from tidemark import lake, local, settle
 from tidemark.lake import Run
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
@@ -495,8 +495,8 @@ def test_failures_are_told_with_their_sentence(plugins, config, callback, what):
 @pytest.mark.parametrize("again", [False, True], ids=["once", "as Airflow loads plugins, again"])
 def test_a_day_that_a_form_should_not_have_named_is_told_to_nobody_but_who_filled_it_in(plugins, config, again):
     tell = runpy.run_path(str(PLUGINS / "tell.py")) if again else vars(plugins.tell)
-    for day in ("", str(datetime.now(UTC).date())):
-        with pytest.raises(Exception, match=r"not over in UTC|neither a day") as refused:
+    for day in ("", str(datetime.now(UTC).date()), "0026-11-19"):
+        with pytest.raises(Exception, match=r"not over in UTC|neither a day|before the year 2000") as refused:
             plugins.day.WaitForDay(task_id="wait", day=day).execute({})
         ti = SimpleNamespace(dag_id="nightly", task_id="wait", run_id="r1")
         tell["task_failed"]({"ti": ti, "exception": refused.value})
@@ -551,6 +551,20 @@ def test_a_complete_day_is_not_waited_for_and_another_is_for_so_long(plugins, co
     monkeypatch.setattr(plugins.day, "unread", lambda day: "300 records")
     found = deferred(lambda: wait.execute({}))
     assert found.trigger.until - datetime.now(UTC).timestamp() == pytest.approx(6 * 3600, abs=5)
+
+
+def test_a_night_is_patient_from_when_its_late_records_are_waited_for_no_more(plugins, config, monkeypatch):
+    """
+    yesterday )[ today ... two days of TIDEMARK_NIGHTLY_AFTER ... ][ six hours of patience ]
+    """
+    monkeypatch.setenv("TIDEMARK_NIGHTLY_AFTER", "2 days")
+    yesterday = settle.yesterday(Settings())
+    over = settle.period(Settings(), yesterday)[1] + timedelta(days=2, minutes=30)
+    found = deferred(lambda: plugins.day.WaitForDay(task_id="wait", day=str(yesterday)).execute({}))
+    assert datetime.fromtimestamp(found.trigger.until, UTC) == over + timedelta(hours=6)
+    newest = settle.newest_complete(Settings(), CATALOG)
+    first, second = (settle.complete_at(Settings(), CATALOG, day) for day in (newest, newest + timedelta(days=1)))
+    assert first <= datetime.now(UTC) < second
 
 
 def test_what_a_day_lacks_fails_the_wait_with_it_and_no_second_one_begins(plugins, config, monkeypatch):

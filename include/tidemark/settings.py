@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     nightly_after: str = "10 minutes"
     """How long after a day's end, and after what its views look ahead, late records of it are waited for."""
     nightly_patience: str = "6 hours"
-    """How long a night waits for the stream to have read its day before it fails."""
+    """How long a night waits after that for the stream to have read its day before it fails."""
     metrics_port: int = Field(default=19100, ge=0, le=65535)
     """Where the stream `main` serves its metrics, the others each one port further, in the order of their names; 0 is off."""
     metrics_host: str = "127.0.0.1"

@@ -469,16 +469,28 @@ def refuse_unread(
 def lacking(settings: Settings, catalog: Catalog, day: date) -> str | None:
     """What a day lacks to be complete, as a sentence; None when the streams have read what Kafka held once the day, the
     views' lookahead after it and `nightly_after` were over. Where no broker answers, that is what it lacks."""
-    grace = duration(settings.nightly_after)
-    if (over := looked_at_until(settings, catalog, catalog.names, day) + grace) > datetime.now(UTC):
+    if (over := complete_at(settings, catalog, day)) > datetime.now(UTC):
         return f"late records of {day} are waited for until {over:%Y-%m-%d %H:%M} UTC"
     pins = lake.pins(settings, catalog.streams)
     if not pins:
         return "no stream has committed a batch yet; start it with: tidemark up"
     try:
-        return unread_of(settings, catalog, catalog.names, day, pins, grace)
+        return unread_of(settings, catalog, catalog.names, day, pins, duration(settings.nightly_after))
     except kafka.BrokerAway as away:
         return str(away)
+
+
+def complete_at(settings: Settings, catalog: Catalog, day: date) -> datetime:
+    """Until when late records of a day are waited for: the day, what its views look ahead and `nightly_after` are over."""
+    return looked_at_until(settings, catalog, catalog.names, day) + duration(settings.nightly_after)
+
+
+def newest_complete(settings: Settings, catalog: Catalog) -> date:
+    """The newest business day of which no late records are waited for any more."""
+    day = yesterday(settings)
+    while complete_at(settings, catalog, day) > datetime.now(UTC):
+        day -= timedelta(days=1)
+    return day
 
 
 def looked_at_until(settings: Settings, catalog: Catalog, names: Collection[str], day: date) -> datetime:
