@@ -140,7 +140,8 @@ class Answers:
     def since(self, view: str) -> str:
         """The last hour of a view of marks, as a condition that names the days that hold it; empty while the view is.
 
-        It may begin a little too early. Marks that the stream still fills are left out.
+        It may begin a little too early. Marks that the stream still fills are left out; where it has fallen silent there is
+        nothing to fill them with.
         """
         from tidemark import lake
 
@@ -151,7 +152,7 @@ class Answers:
         began = midnight(last, self.settings.tz)
         newest = max((lake.comparable(f.high, began) for f in files if f.day == last and f.high is not None), default=None)
         whole = self.stream_time(view)
-        filling = newest and whole and timedelta(0) < newest - whole < FILLED
+        filling = newest and whole and timedelta(0) < newest - whole < FILLED and self.at_work(view)
         first = (whole - FILLED if filling and whole else newest or began) - HOUR
         day = first.astimezone(self.settings.tz).date()
         since = f"day >= DATE '{day}' AND mark >= TIMESTAMPTZ '{first.replace(microsecond=0).isoformat()}'"
@@ -159,14 +160,22 @@ class Answers:
 
     def stream_time(self, view: str) -> datetime | None:
         """Up to when the streams of a view have read; None where one has not said."""
+        times = [one["stream_time"] if one else None for one in self.progress(view)]
+        return min(datetime.fromisoformat(at) for at in times) if all(times) else None
+
+    def at_work(self, view: str) -> bool:
+        """Whether a stream of a view has finished a batch within the time that marks take to be filled."""
+        ends = [one["finished_at"] for one in self.progress(view) if one and one.get("finished_at")]
+        return not ends or datetime.now(UTC) - max(datetime.fromisoformat(at) for at in ends) < FILLED
+
+    def progress(self, view: str) -> list[dict[str, Any] | None]:
+        """What the streams of a view have said of their last batch."""
         from tidemark import lake, local
         from tidemark.model import needed
 
         topics = needed(self.catalog, [view]) & self.catalog.topics.keys()
         streams = {lake.reader(self.settings, self.catalog.topics[name]) for name in topics}
-        said = [local.status(self.settings, name).get("progress") for name in streams]
-        times = [one["stream_time"] if one else None for one in said]
-        return min(datetime.fromisoformat(at) for at in times) if all(times) else None
+        return [local.status(self.settings, name).get("progress") for name in streams]
 
     def streams(self) -> dict[str, Any]:
         """Each stream: its state, what it said of its last batch, and its last batches from the ledger, oldest first."""
@@ -293,14 +302,17 @@ class Answers:
 
     def run(self, run: Run, known: Sequence[Run]) -> dict[str, Any]:
         published = [name for name, said in run.tables.items() if said.get("published")]
-        days = {*run.days, *run.open_days}
+
+        def days(one: Run, name: str) -> set[str]:  # of views those alone that were over
+            return {*one.days, *(one.open_days if name in self.catalog.rollups else ())}
+
         later = [
             (other.tables[name]["published"], other.id)
             for other in known
             for name in published
             if other.id != run.id
             and other.tables.get(name, {}).get("published", "") > run.tables[name]["published"]
-            and days & {*other.days, *other.open_days}
+            and days(run, name) & days(other, name)
         ]
         return {
             "id": run.id,
@@ -458,11 +470,11 @@ def as_sentence(error: Exception) -> Exception:
 class Kept:
     """An answer as JSON, computed at most once in so many seconds, by one caller at a time; what it raises is kept likewise.
 
-    With `of` it is not computed again, either, before one of these folders has had a file come or go.
+    With `of` it is not computed again, either, before one of these numbers has changed.
     What delta-rs raises becomes a `LakeError`: a sentence, not a stack.
     """
 
-    def __init__(self, ask: Callable[[], Any], seconds: float, of: Callable[[], Sequence[Path]] | None = None) -> None:
+    def __init__(self, ask: Callable[[], Any], seconds: float, of: Callable[[], list[int]] | None = None) -> None:
         self.ask, self.seconds, self.of = ask, seconds, of
         self.lock, self.until = threading.Lock(), 0.0
         self.seen: list[int] | None = None
@@ -471,7 +483,7 @@ class Kept:
     def answer(self) -> bytes:
         with self.lock:
             if time.monotonic() >= self.until:
-                seen = [changed_at(folder) for folder in self.of()] if self.of else None
+                seen = self.of() if self.of else None
                 if seen is None or seen != self.seen or isinstance(self.found, Exception):
                     try:
                         self.found = as_json(self.ask())
@@ -536,8 +548,14 @@ def application(answers: Answers) -> FastAPI:
     def whole_page() -> Any:
         return Response(page, headers=of_page, media_type="text/html")
 
-    def route(ask: Callable[[], Any], seconds: float, *of: str) -> None:
-        kept = Kept(ask, seconds, (lambda: [answers.settings.lake_path / folder for folder in of]) if of else None)
+    def route(ask: Callable[[], Any], seconds: float, *of: str, marks: str = "") -> None:
+        """An answer of what these folders hold; of a view of `marks` it is another once its stream is at work no more."""
+
+        def changed() -> list[int]:
+            found = [changed_at(answers.settings.lake_path / folder) for folder in of]
+            return [*found, int(answers.at_work(marks))] if marks else found
+
+        kept = Kept(ask, seconds, changed if of else None)
 
         def answer() -> Any:
             return Response(kept.answer(), headers=PLAIN, media_type="application/json")
@@ -547,8 +565,8 @@ def application(answers: Answers) -> FastAPI:
     def logs(*views: str) -> list[str]:
         return [f"views/{name}/_delta_log" for name in views]
 
-    route(answers.hour, 1, *logs("site_last_hour"))
-    route(answers.pages, 5, *logs("last_hour"))
+    route(answers.hour, 1, *logs("site_last_hour"), marks="site_last_hour")
+    route(answers.pages, 5, *logs("last_hour"), marks="last_hour")
     route(answers.streams, 2)
     route(answers.days, 5, "runs", "reports", *logs("site_daily_traffic", "site_hourly_traffic"))
     route(answers.verdicts, 5, "verdicts/_delta_log")

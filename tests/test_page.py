@@ -282,6 +282,28 @@ def test_a_mark_that_the_stream_still_fills_is_not_shown(opened, tmp_path, ahead
     assert [pv for _, pv, _ in answer(opened(settings), "hour")["marks"] if pv >= 0] == shown
 
 
+def test_the_last_marks_are_shown_once_the_stream_has_fallen_silent(opened, tmp_path, page, monkeypatch):
+    #   marks   0    5    10            and no event for 15 s
+    #   stream time   7
+    settings = Settings(_env_file=None, home=tmp_path)
+    first, state = datetime(2026, 11, 19, 12, tzinfo=UTC), settings.state / "main"
+    rows = [{"mark": first + timedelta(seconds=s), "pv": s, "uv": s, "settled": False, "day": first.date()} for s in (0, 5, 10)]
+    page_lake.write(settings, "views/site_last_hour", rows, "live/20261119T12-all-aa")
+    log = settings.lake_path / "views/site_last_hour/_delta_log"
+    os.utime(log, (time.time() - 60,) * 2)
+    state.mkdir(parents=True)
+    client, shown = opened(settings), []
+    for ago in (1, 20):
+        said = {"stream_time": (first + timedelta(seconds=7)).isoformat()}
+        said["finished_at"] = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()
+        (state / "progress.json").write_text(json.dumps(said))
+        due = time.monotonic() + 60 * ago
+        monkeypatch.setattr(page.time, "monotonic", lambda due=due: due)
+        shown.append([pv for _, pv, _ in answer(client, "hour")["marks"]])
+        monkeypatch.undo()
+    assert shown == [[0, 5], [0, 5, 10]]
+
+
 def test_a_stream_is_its_state_its_progress_and_its_last_batches(client):
     found, other = answer(client, "streams")["streams"]
     assert (other["name"], other["state"]) == ("alarms", "not started")
@@ -368,6 +390,20 @@ def test_runs_say_what_became_of_each_table_and_what_stands_in_the_way_of_a_roll
     assert (failed["can_go_back"], failed["undecided"], failed["pins"]) == (False, True, {"main": 17})
 
 
+@pytest.mark.parametrize(("table", "way"), [("hourly_traffic", None), ("page_quarters", "night")])
+def test_a_day_that_was_not_over_stands_in_the_way_of_rollups_alone(opened, tmp_path, table, way):
+    """A replay publishes of views the days that are over."""
+    settings = Settings(_env_file=None, home=tmp_path)
+    for n, (name, days, open_days) in enumerate((("replay", ["2026-11-18"], ["2026-11-19"]), ("night", ["2026-11-19"], []))):
+        said = {table: {"gate": "passed", "reasons": [], "warnings": [], "published": f"2026-11-20T0{n}:00:00+00:00"}}
+        made = lake.Run(
+            name, "published", days, "a mistake", f"2026-11-20T0{n}:00:00+00:00", "0", tables=said, open_days=open_days
+        )
+        lake.save(settings, made)
+    found = {r["id"]: r["in_the_way"] for r in answer(opened(settings), "runs")["runs"]}
+    assert found == {"replay": way, "night": None}
+
+
 def test_rejects_are_counted_by_reason_with_the_newest_of_each(client):
     found = {r["reason"]: r for r in answer(client, "rejects")["rejects"]}
     assert {reason: r["records"] for reason, r in found.items()} == {
@@ -442,7 +478,7 @@ def test_an_answer_is_computed_again_when_its_time_is_over_and_an_error_not_soon
 
 def test_an_answer_is_not_computed_again_before_its_folder_has_changed(page, tmp_path):
     asked = []
-    kept = page.Kept(lambda: asked.append(1), 0, lambda: [tmp_path, tmp_path / "nowhere"])
+    kept = page.Kept(lambda: asked.append(1), 0, lambda: [page.changed_at(tmp_path), page.changed_at(tmp_path / "nowhere")])
 
     def asked_after(seconds_ago: int) -> int:
         at = time.time_ns() // 10**9 - seconds_ago
