@@ -131,7 +131,7 @@ class StreamTrigger(BaseTrigger):
         try:
             while True:
                 now = datetime.now(UTC).timestamp()
-                what, said = await asyncio.to_thread(look, self.stream)
+                what, said = await asyncio.to_thread(look, self.stream, began)
                 if said != told and (now - at >= SAY or what != "runs"):
                     self.log.info(said)
                     told, at = said, now
@@ -152,9 +152,9 @@ class StreamTrigger(BaseTrigger):
         await asyncio.to_thread(drain, self.stream)
 
 
-def look(stream: str) -> tuple[str, str]:
+def look(stream: str, since: datetime | None = None) -> tuple[str, str]:
     """How a stream is, and a line that says it: `runs`, `stopped` (as wanted), `failed`, `ended`, `stale`, or `silent`, which is
-    a service that should beat and does not, or a process that takes too long to start."""
+    a service that should beat and does not, or a process that takes too long to start. `since` is when it was first looked at."""
     from tidemark import local
     from tidemark.model import duration
     from tidemark.settings import Settings
@@ -164,10 +164,10 @@ def look(stream: str) -> tuple[str, str]:
     beat = status.get("heartbeat", {})
     state, service = beat.get("state"), settings.stream_backend == "service"
     now = datetime.now(UTC)
-    age = now - datetime.fromisoformat(beat["at"]) if beat else timedelta(0)
+    age = now - (datetime.fromisoformat(beat["at"]) if beat else since or now)
     asked = now - datetime.fromisoformat(wanted["at"]) if wanted["again"] or wanted["state"] == "stopped" else DRAINS
     # One that starts says nothing until Spark is there.
-    silent = age > (local.STARTING if state == "starting" else duration(settings.stale_after))
+    silent = age > (local.STARTING if state in (None, "starting") else duration(settings.stale_after))
     if local.beats(settings, stream):
         if silent and asked < DRAINS:
             return "runs", f"pid {beat['pid']} drains, as {wanted['by']} asked: {wanted['reason']}"
@@ -180,6 +180,8 @@ def look(stream: str) -> tuple[str, str]:
         return "runs", "starting"
     if wanted["state"] == "stopped":
         return "stopped", f"stopped, as {wanted['by']} asked: {wanted['reason']}"
+    if service and silent and not beat:
+        return "silent", f"it has never beaten, and is watched for {age.total_seconds():.0f} s; its container has to begin"
     if service and silent and asked >= DRAINS:
         return "silent", f"{state}, and has not beaten for {age.total_seconds():.0f} s; its container has to begin again"
     if service:

@@ -807,6 +807,17 @@ def test_screen_names_the_table_whose_log_is_damaged(run, config):
     assert ended.exit_code == 1 and "tidemark: table views/site_last_hour: its log entry" in ended.stderr
 
 
+@pytest.mark.parametrize("length", [0, 100])
+def test_screen_names_the_table_of_which_a_file_is_damaged(run, config, length):
+    write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE)
+    [file] = (config.lake_path / "views/site_last_hour").glob("live/**/*.parquet")
+    os.truncate(file, length)
+    ended = run("watch", "--seconds", "0.1")
+    assert ended.exit_code == 1
+    assert ended.stderr.startswith("tidemark: table views/site_last_hour cannot be read (")
+    assert ended.stderr.endswith("); see what is damaged: tidemark verify\n")
+
+
 def test_screen_moves_with_a_new_commit_and_reads_only_files_that_reach_the_trail(config):
     look = watch.Look(config, CATALOG)
     assert look.now().mark is None

@@ -432,6 +432,15 @@ def test_a_service_that_does_not_beat_is_told_of_and_still_only_watched(plugins,
     assert "has not beaten for 120 s" in found["said"] and found["said"] in (config.state / "alerts.jsonl").read_text()
 
 
+@pytest.mark.parametrize(("minutes", "what"), [(9, "runs"), (11, "silent")])
+def test_a_service_that_has_never_beaten_is_told_of_once_a_start_is_over(plugins, config, monkeypatch, minutes, what):
+    """Its container falls over a setting again and again, or there is none."""
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
+    found, said = plugins.stream.look("main", datetime.now(UTC) - timedelta(minutes=minutes))
+    assert found == what
+    assert said == ("starting" if what == "runs" else "it has never beaten, and is watched for 660 s; its container has to begin")
+
+
 def test_a_silent_service_is_told_of_once_and_again_after_it_was_well(plugins, config):
     alarms = plugins.tell.Alarms("main")
     for silent in (False, True, True, False, True):

@@ -65,7 +65,7 @@ class Newest:
     def rows(self) -> list[dict[str, Any]]:
         """The rows within `back` of the newest, which are included, oldest first; none while there is no table.
 
-        Raises `LakeError` where its Delta log is damaged.
+        Raises `LakeError` where its Delta log or a file is damaged.
         """
         if not any((self.table.path / "_delta_log").glob("*.json")):
             return []
@@ -86,11 +86,26 @@ class Newest:
         if f"max.{self.time}" in adds.schema.names:
             stated = [t for t in adds.column(f"max.{self.time}").to_pylist() if t]
             wanted += [(self.time, ">=", max(stated) - self.back)] if stated else []
-        rows = table.to_pyarrow_dataset(file_pruning_predicate=wanted).to_table().to_pylist()
+        rows = self.within(table, wanted)
         if not rows:
             return []
         newest = max(row[self.time] for row in rows)
         return sorted((row for row in rows if row[self.time] >= newest - self.back), key=lambda row: row[self.time])
+
+    def within(self, table: DeltaTable, wanted: list[tuple[str, str, Any]]) -> list[dict[str, Any]]:
+        """The rows of the files that may hold what is wanted. Raises `LakeError` where one of them cannot be read."""
+        from deltalake.exceptions import DeltaError
+        from pyarrow import ArrowException
+
+        try:
+            return table.to_pyarrow_dataset(file_pruning_predicate=wanted).to_table().to_pylist()
+        except FileNotFoundError:
+            raise
+        except (ArrowException, DeltaError, OSError) as error:
+            because = str(error).splitlines()[0].rstrip(".")
+            raise lake.LakeError(
+                f"table {self.table.name} cannot be read ({because}); see what is damaged: tidemark verify"
+            ) from None
 
 
 class Look:
