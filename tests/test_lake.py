@@ -81,6 +81,16 @@ def test_a_table_is_made_once_and_says_what_it_is(table):
     assert DeltaTable(table.path).version() == 0
 
 
+def test_a_table_whose_making_was_cut_off_is_made(settings):
+    """delta-rs writes its first entry beside, and links it in: killed in between, only that file is there."""
+    cut = Table(settings.lake_path, "log/cut", "pane")
+    (cut.path / "_delta_log").mkdir(parents=True)
+    (cut.path / "_delta_log" / "00000000000000000000.json#1").write_text("{}")
+    assert not cut.exists
+    cut.create(SCHEMA)
+    assert DeltaTable(cut.path).version() == 0
+
+
 def test_a_log_is_checkpointed_and_expires_as_it_is_promised(table):
     assert DeltaTable(table.path).metadata().configuration == {
         "delta.checkpointInterval": "20",
@@ -1150,6 +1160,38 @@ def test_roll_back_of_a_second_publication_brings_back_the_first(settings, table
     assert numbers(table) == [20]
     roll_back(settings, table, second)
     assert numbers(table) == [10]
+
+
+def test_publication_that_is_finished_after_a_kill_still_knows_all_that_it_replaced(settings, table):
+    """
+    live 0, 1 ──▶ the run's one commit ──▶ killed ──▶ a mended reject's row ──▶ published again ──▶ rolled back: all of them
+    """
+    put(table, 0, 0), put(table, 1, 1)
+    run = stage(table, a_run(settings, "night", 1), rows(20))
+    publish(settings, table, run)
+    lake.swap(table, [], lake.write_arrow(table, Batch("main", 1, 1).folder, rows(2)), {})
+    assert numbers(table) == [2, 20]
+    publish(settings, table, run)
+    assert numbers(table) == [20]
+    run.state, run.tables["panes"] = "published", {"published": datetime.now(UTC).isoformat()}
+    lake.save(settings, run)
+    roll_back(settings, table, run)
+    assert numbers(table) == [0, 1, 2]
+
+
+def test_a_live_swap_reads_no_record_of_a_run_again_that_is_as_it_was(settings, table, monkeypatch):
+    """A year has some four hundred of them, and a live view is written every five seconds."""
+    for n in range(3):
+        run = a_run(settings, f"night-{n}", n, DAY + timedelta(days=n))
+        run.tables["panes"] = {"published": NOON.isoformat()}
+        lake.save(settings, run)
+    days, read, plain = {DAY + timedelta(days=n) for n in range(3)}, [], lake.as_run
+    assert lake.settled_days(settings, table) == days
+    monkeypatch.setattr(lake, "as_run", lambda path: (read.append(path.stem), plain(path))[1])
+    assert (lake.settled_days(settings, table), read) == (days, [])
+    run.tables["panes"].pop("published")
+    lake.save(settings, run)
+    assert (lake.settled_days(settings, table), read) == (days - {DAY + timedelta(days=2)}, ["night-2"])
 
 
 def test_only_the_newest_publication_of_a_day_is_rolled_back(settings, table):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -146,7 +147,8 @@ class Table:
     @property
     def exists(self) -> bool:
         log_folder = self.path / "_delta_log"
-        return self._delta is not None or (log_folder.is_dir() and any(log_folder.iterdir()))
+        # By its entries: one that was being written when it was killed lies beside them under another name.
+        return self._delta is not None or any(entry.suffix in (".json", ".parquet") for entry in log_folder.glob("*"))
 
     def delta(self) -> DeltaTable:
         """The table at its newest version. Raises `LakeError` when there is none, and where its log is damaged."""
@@ -871,7 +873,7 @@ class Run:
 
     `state` goes running → staged → published (→ rolled back), or to failed, or to dropped. `open_days` are days not over
     yet, of which a replay mends the rollups; `mended` are days not published yet that look at rejects which were accepted;
-    `chunks` are the stretches of days that it computes one after the other.
+    `chunks` are the stretches of days that it computes one after the other, `parts` how many it reads a topic of Kafka in.
     """
 
     id: str
@@ -890,6 +892,7 @@ class Run:
     open_days: list[str] = field(default_factory=list)
     mended: list[str] = field(default_factory=list)
     chunks: list[list[str]] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
     code: str = ""
     touched: str = ""
 
@@ -1029,10 +1032,19 @@ def settled_days(settings: Settings, table: Table) -> set[date]:
     """Days of which the table has a publication, those that turned out empty included."""
     days = {f.day for f in table.files() if f.run and f.day} if table.exists else set()
     name = table.name.split("/")[-1]
-    for run in runs(settings):
-        if run.tables.get(name, {}).get("published"):
-            days |= {date.fromisoformat(d) for d in run.days}
+    for path in (settings.lake_path / "runs").glob("*.json"):
+        at = path.stat()
+        names, of = published_by(path, at.st_ino, at.st_mtime_ns, at.st_size)
+        days |= of if name in names else set()
     return days
+
+
+@lru_cache(maxsize=4096)
+def published_by(path: Path, _inode: int, _changed_at: int, _size: int) -> tuple[frozenset[str], frozenset[date]]:
+    """Which tables a run has published, and its days, from its record as it is now: every live swap asks for all of them."""
+    run = as_run(path)
+    names = (name for name, said in run.tables.items() if said.get("published"))
+    return frozenset(names), frozenset(map(date.fromisoformat, run.days))
 
 
 def reopened(settings: Settings, since: datetime) -> date | None:
@@ -1199,7 +1211,9 @@ def publish(
         if not fresh and not gone:
             return None
         note.parent.mkdir(parents=True, exist_ok=True)
-        whole_or_nothing(note, json.dumps([[f.path, str(f.day), f.modified] for f in gone]), kept=True)
+        # Killed behind its commit, and published again: what that one replaced comes back too.
+        noted = told(note) if len(fresh) < len(adds) and note.exists() else []
+        whole_or_nothing(note, json.dumps([*noted, *([f.path, str(f.day), f.modified] for f in gone)]), kept=True)
         for file in gone:
             with suppress(FileNotFoundError):
                 date_ahead(table.path / file.path, duration(settings.rollback_for))

@@ -905,7 +905,9 @@ class Settling:
         """Read a topic from Kafka up to the pin, judge it again, and stage it beside the log, in steps."""
         until = {int(p): o for p, o in lake.upto(self.run.pins, topic.name).items() if o > 0}
         total, outer = sum(until.values()), self.outer[topic.name]
-        steps = max(1, -(-total // self.settings.chunk_records))
+        # As it began: what is staged already was cut by that number.
+        steps = self.run.parts.setdefault(topic.name, max(1, -(-total // self.settings.chunk_records)))
+        lake.save(self.settings, self.run)
         columns = [f.name for f in outer.delta().schema().fields]
         done = lake.staged_upto(outer, self.run.id)
         for step in range(done + 1, steps):
@@ -954,6 +956,9 @@ class Settling:
             return {r["partition"]: (r["n"], r["sum"]) for r in sums.toArrow().to_pylist()}
 
         again, held = self.staged(topic), self.up_to_pin(topic)
+        if topic.keep:  # Kafka may still hold what the log has let go
+            kept = F.col("day") >= F.lit(lake.kept_from(self.settings, topic))
+            again, held = again.where(kept), held.where(kept)
         if prints(again) == prints(held):
             return
         place = (F.col("kafka.partition").alias("partition"), F.col("kafka.offset").alias("offset"))

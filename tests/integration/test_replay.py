@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -522,6 +523,64 @@ def test_log_in_which_a_null_has_changed_places_or_a_record_stands_twice_is_not_
         return
     with pytest.raises(settle.SettleError, match=f"differ: 1 records that the log {said}, the first at partition 0, offset 0"):
         work.same_as_log(topic)
+
+
+@pytest.mark.parametrize("days", [40, 0])
+def test_what_keep_has_let_go_is_not_missed_where_kafka_still_holds_it(
+    settings: Settings, spark: SparkSession, days: int
+) -> None:
+    """Kafka keeps by when a record came, the log by when its event was; what is kept must be in both all the same."""
+    topic = Topic("made", None, 1, WITH_NULLS, "sold_at", keep="30 days")
+
+    def record(offset: int, day: date) -> Any:
+        return spark.createDataFrame(
+            [("1", "x", "y", NOW, (0, offset, NOW, None, b"{}", None), None, day)], fold.log_schema(topic)
+        )
+
+    log, batch = lake.table(settings, topic), lake.Batch("main", 0, 0)
+    log.create(fold.schema_of(record(0, TODAY)))
+    lake.append(log, batch, lake.write_spark(log, batch.folder, record(0, TODAY)))
+    pins = {"main": lake.Pin("main", 0, {"made": {"0": 2}}, NOW.isoformat())}
+    run = lake.Run("r", "running", [], "test", NOW.isoformat(), "0", pins)
+    work = settle.Settling(settings, model.catalog([type("p", (), {"made": topic})]), run, print)
+    work.spark, work.outer = spark, {"made": log}
+    work.kept = {"made": record(0, TODAY).unionByName(record(1, TODAY - timedelta(days=days)))}
+    if days:
+        work.same_as_log(topic)
+        return
+    with pytest.raises(settle.SettleError, match="differ: 1 records that the log lacks, the first at partition 0, offset 1"):
+        work.same_as_log(topic)
+
+
+@pytest.mark.parametrize("chunk_records", [10, 20, 40])
+def test_replay_that_goes_on_with_another_size_of_chunks_reads_kafka_in_the_parts_that_it_began_with(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, chunk_records: int
+) -> None:
+    topic, done, read = Topic("made", None, 1, WITH_NULLS, "sold_at"), [-1], []
+    pins = {"main": lake.Pin("main", 0, {"made": {"0": 80}}, NOW.isoformat())}
+    lake.save(settings, lake.Run("r", "running", [], "test", NOW.isoformat(), "0", pins, kind="replay"))
+    nothing: Any = SimpleNamespace(drop=lambda *_: SimpleNamespace(select=lambda *_: None))
+
+    def stage(_table: Any, _run: str, _rows: Any, step: int) -> None:
+        done[0] = step
+        if (len(read), step) == (2, 1):
+            raise MemoryError("the heap is full")
+
+    monkeypatch.setattr(kafka, "between", lambda _s, _settings, _topic, places, _group: read.append(places[0]))
+    monkeypatch.setattr(fold, "judged", lambda *_: nothing)
+    monkeypatch.setattr(lake, "staged_upto", lambda *_: done[0])
+    monkeypatch.setattr(lake, "stage", stage)
+    for size in (20, chunk_records):
+        here = settings.model_copy(update={"chunk_records": size})
+        work = settle.Settling(here, model.catalog([type("p", (), {"made": topic})]), lake.run_of(settings, "r"), print)
+        work.outer = {"made": SimpleNamespace(delta=lambda: SimpleNamespace(schema=lambda: SimpleNamespace(fields=[])))}
+        work.spark, work.give_way, work.refuse_deleted = None, lambda _: None, lambda *_: None
+        if size == 20 and len(read) == 0:
+            with pytest.raises(MemoryError):
+                work.read_again(topic)
+        else:
+            work.read_again(topic)
+    assert read == [(0, 20), (20, 40), (40, 60), (60, 80)]
 
 
 def test_verdicts_of_a_replay_that_is_judged_again_take_the_place_of_those_before(
