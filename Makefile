@@ -72,7 +72,7 @@ figures: install  ## write docs/figures.md and its pictures from the newest runs
 hostile: jars  ## broken JSON, naughty strings, hostile SQL and names through the platform, and what held; SEED=1 again
 	$(RUN)/python -m bench.hostile $(if $(SEED),--seed $(SEED))
 
-jars: install  # Spark's and the broker's jars, pinned in include/ivy.xml
+jars: install  ## all of the installation: the environment, Spark's and the broker's jars, pinned in include/ivy.xml
 	@$(RUN)/tidemark jars
 
 install: .venv/.installed  ## the environment, from uv.lock

@@ -27,9 +27,7 @@ WORLDS = {"nightly": InCharge}
 
 def bench(
     only: Annotated[str, typer.Option(help=f"Some of {','.join((*NAMES, *OWN))}; all unless said.")] = "",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes, not half an hour: shows that it works, decides little.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes, not hours: shows that it works, decides little.")] = False,
     rate: Annotated[float, typer.Option(help="Events a second of `live`.")] = 1000,
     seconds: Annotated[float | None, typer.Option(help="How long `live` is measured; 600 unless said.")] = None,
     history: Annotated[float | None, typer.Option(help="Seconds of traffic that `live` finds; 3600 unless said.")] = None,

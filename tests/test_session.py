@@ -160,7 +160,7 @@ def test_sets_of_many_groups_are_not_in_memory_at_once_and_a_full_heap_is_told_i
     own = {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars), "TIDEMARK_DRIVER_MEMORY": "512m"}
     done = subprocess.run([sys.executable, "-c", UNITES], env=os.environ | own, capture_output=True, text=True)
     assert "60" in done.stdout.splitlines(), done.stderr[-2000:]
-    assert "Spark's JVM has ended: its heap of 512m was full; give it a larger one (TIDEMARK_DRIVER_MEMORY). " in done.stdout
+    assert "Spark's JVM has ended: its heap of 512m was full; give it a larger one (TIDEMARK_DRIVER_MEMORY; " in done.stdout
 
 
 def test_folder_with_a_space_in_its_name_is_a_home_as_any_other(jars: Path, tmp_path: Path) -> None:

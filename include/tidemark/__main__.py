@@ -1114,7 +1114,9 @@ def runs(json_: AsJson = False) -> None:
 
 @app.command()
 def query(
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, WITH, DESCRIBE, SUMMARIZE or SHOW, in DuckDB's SQL.")],
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="One SELECT, WITH, VALUES, DESCRIBE, SUMMARIZE or SHOW, in DuckDB's SQL.")
+    ],
     rows: Annotated[int | None, typer.Option(min=0, help="The most rows; TIDEMARK_QUERY_ROWS unless said.")] = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.001, help="The longest it may take; TIDEMARK_QUERY_SECONDS unless said.")

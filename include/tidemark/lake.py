@@ -1000,13 +1000,13 @@ def as_run(path: Path) -> Run:
     return run
 
 
-def told(path: Path) -> Any:
-    """What a file beside a run's record tells, as JSON. Raises `LakeError` where it is damaged."""
+def told(path: Path, without: str = "nothing else is lost with it") -> Any:
+    """What a file beside a run's record tells, as JSON. Raises `LakeError` where it is damaged: what there is `without`."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise LakeError(
-            f"{path} is damaged ({error}). Put it back from a copy of the lake, or move it away: nothing else is lost with it"
+            f"{path} is damaged ({error}). Put it back from a copy of the lake, or move it away: {without}"
         ) from error
 
 
@@ -1245,7 +1245,7 @@ def replaced_note(settings: Settings, run: str, table: Table) -> Path:
 def replaced_by(settings: Settings, run: str, table: Table) -> list[tuple[str, date, int | None]]:
     """The files that a publication replaced in a table: path, day, and when it was modified, which older notes do not tell."""
     note = replaced_note(settings, run, table)
-    rows = told(note) if note.exists() else []
+    rows = told(note, f"without it run {run} cannot be taken back") if note.exists() else []
     return [(path, date.fromisoformat(day), at[0] if at else None) for path, day, *at in rows]
 
 

@@ -296,7 +296,8 @@ def ended(settings: Settings, error: BaseException) -> str | None:
         code = gateway.proc.wait(timeout=10)
     except subprocess.TimeoutExpired:
         return None
-    full = f"its heap of {settings.driver_memory} was full; give it a larger one (TIDEMARK_DRIVER_MEMORY)"
+    which = "TIDEMARK_DRIVER_MEMORY; TIDEMARK_DRIVER_MEMORIES where that names the stream, as it does alarms"
+    full = f"its heap of {settings.driver_memory} was full; give it a larger one ({which})"
     return (
         f"Spark's JVM has ended: {full if code == OUT_OF_MEMORY else f'exit code {code}'}. Nothing half-written is visible, and "
         "what is started again goes on where it was"
