@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 import zlib
@@ -1000,6 +1001,24 @@ def test_a_generation_that_has_committed_nothing_is_pinned_at_its_start(settings
     checkpoint(settings, base=base, planned=[0], done=[])
     found = lake.pins(settings, ["main", "never_started"])
     assert {s: (p.seq, p.offsets) for s, p in found.items()} == ({} if seq is None else {"main": (seq, {"page_views": {"0": 5}})})
+
+
+@pytest.mark.parametrize("when", ["appended", "newest"])
+def test_a_generation_that_is_opened_while_pins_are_taken_is_pinned_at_its_own_start(settings, monkeypatch, when):
+    """A replay that is pinned where the one before it began computes its days from a part of the log."""
+    checkpoint(settings, base=100, planned=[8, 9, 10], done=[8, 9])
+    owner, opened = {"appended": Table, "newest": lake.Checkpoint}[when], []
+    plain = getattr(owner, when)
+
+    def meanwhile(self, *said):
+        if not opened:
+            opened.append(1)
+            shutil.rmtree(lake.Checkpoint.of(settings, "main").path)
+            checkpoint(settings, base=150, planned=[], done=[])
+        return plain(self, *said)
+
+    monkeypatch.setattr(owner, when, meanwhile)
+    assert lake.pins(settings, ["main"])["main"].seq == 149
 
 
 @pytest.mark.parametrize(("planned", "done"), [([0], []), ([8, 9, 10], [8, 9])], ids=["a new generation", "two batches"])

@@ -797,8 +797,12 @@ def pins(settings: Settings, named: Sequence[str]) -> dict[str, Pin]:
     found, entered = {}, ledger(settings)
     for stream in streams(settings, named):
         checkpoint = Checkpoint.of(settings, stream)
-        generation = checkpoint.identity
-        if pin := checkpoint.pin(entered.appended(stream)):
+        while True:  # until no generation was opened in between
+            done, generation = entered.appended(stream), checkpoint.identity
+            pin = checkpoint.pin(done)
+            if checkpoint.identity == generation:
+                break
+        if pin:
             found[stream] = pin
         elif generation and generation.base:
             found[stream] = Pin(stream, generation.base - 1, generation.start, checkpoint.not_beyond(-1).isoformat())
