@@ -1216,8 +1216,9 @@ def publish(
             return None
         note.parent.mkdir(parents=True, exist_ok=True)
         # Killed behind its commit, and published again: what that one replaced comes back too.
-        noted = told(note) if len(fresh) < len(adds) and note.exists() else []
-        whole_or_nothing(note, json.dumps([*noted, *([f.path, str(f.day), f.modified] for f in gone)]), kept=True)
+        noted = replaced_by(settings, run.id, table) if len(fresh) < len(adds) else []
+        replaces = [*noted, *((f.path, f.day, f.modified) for f in gone)]
+        whole_or_nothing(note, json.dumps([[path, str(day), at] for path, day, at in replaces]), kept=True)
         for file in gone:
             with suppress(FileNotFoundError):
                 date_ahead(table.path / file.path, duration(settings.rollback_for))
