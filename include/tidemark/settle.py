@@ -773,6 +773,16 @@ def without(span: Span, held: Sequence[Span]) -> list[Span]:
     return [*found, (at, span[1])] if at < span[1] else found
 
 
+def unexpired(lows: Mapping[int, int]) -> Column:
+    """Whether a batch of the ledger, by partition and first offset, begins where nothing has expired yet, or later."""
+    from pyspark.sql import functions as F
+
+    found = F.lit(False)
+    for partition, low in lows.items():
+        found = found | ((F.col("partition") == partition) & (F.col("from_offset") >= low))
+    return found
+
+
 def counted(spark: SparkSession, table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]]) -> list[Row]:
     """Of a log's records in some files that lie in `{partition: (from, until)}`, by `partition`: the `low`est and the `high`est
     offset, how many are `accepted` and `rejected`, and how many offsets are `there`: a bit each, of words that are merged.
@@ -1011,7 +1021,8 @@ class Settling:
         ledger = lake.read(self.spark, lake.ledger(self.settings))
         entered = ledger.where((F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq"))
         log_rows = self.up_to_pin(topic)
-        kept = self.unexpired(topic, log_rows) if topic.keep else F.lit(True)
+        lows = self.unexpired_from(topic, log_rows) if topic.keep else {}
+        kept = unexpired(lows) if topic.keep else F.lit(True)
         sums = entered.groupBy("partition").agg(
             F.min("from_offset").alias("first"),
             F.max("until_offset").alias("until"),
@@ -1020,7 +1031,7 @@ class Settling:
             F.sum(F.when(kept, F.col("records"))).alias("records"),
         )
         told = {r["partition"]: r for r in sums.toArrow().to_pylist()}
-        self.refuse_untold(topic, told)
+        self.refuse_untold(topic, told, lows)
         inside = {p: (r["low"], r["until"]) for p, r in told.items() if r["low"] is not None}
         counts = counted(self.spark, self.outer[topic.name], self.outer[topic.name].files(), inside)
         held = {r["partition"]: (r["accepted"] + r["rejected"], r["there"]) for r in counts}
@@ -1038,15 +1049,6 @@ class Settling:
                 f"{lacks}. Replay from Kafka while it holds them (tidemark replay --source kafka), or take back what removed "
                 f"or repeated them (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`)"
             )
-
-    def unexpired(self, topic: Topic, log_rows: DataFrame) -> Column:
-        """Whether a batch of the ledger, by partition and first offset, holds only what `keep` has not let expire yet."""
-        from pyspark.sql import functions as F
-
-        found = F.lit(False)
-        for partition, low in self.unexpired_from(topic, log_rows).items():
-            found = found | ((F.col("partition") == partition) & (F.col("from_offset") >= low))
-        return found
 
     def unexpired_from(self, topic: Topic, log_rows: DataFrame) -> dict[int, int]:
         """By partition the first offset from which on `keep` has let nothing expire yet.
@@ -1070,14 +1072,21 @@ class Settling:
         late = duration(topic.accept_late or "0 seconds")
         return since - timedelta(days=1) < period(self.settings, lake.kept_from(self.settings, topic))[0] + late
 
-    def refuse_untold(self, topic: Topic, told: Mapping[int, Mapping[str, Any]]) -> None:
-        """Raises `SettleError` where the ledger lacks offsets up to the pin; says from where on it has them, if not from zero."""
+    def refuse_untold(self, topic: Topic, told: Mapping[int, Mapping[str, Any]], lows: Mapping[int, int]) -> None:
+        """Raises `SettleError` where the ledger lacks offsets up to the pin; says from where on it has them, if not from zero.
+
+        Where every topic has `keep` the ledger expires with the logs: a partition that has been quiet for longer has no row in
+        either. `lows` are the first offsets that cannot have expired.
+        """
+        expires = all(t.keep for t in self.catalog.topics.values())
         start: dict[str, int] = {}
         for stream in self.run.pins:
             generation = lake.Checkpoint.of(self.settings, stream).identity
             start |= generation.start.get(topic.name, {}) if generation else {}
         for partition, until in sorted((int(p), until) for p, until in lake.upto(self.run.pins, topic.name).items()):
             first = start.get(str(partition), 0)
+            if partition not in told and expires and lows[partition] == until:
+                continue
             r = told.get(partition, {"first": first, "until": first, "offsets": 0})
             if r["until"] < until or r["offsets"] != r["until"] - r["first"]:
                 raise SettleError(

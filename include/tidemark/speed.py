@@ -584,13 +584,17 @@ class Stream:
         told = ends.toArrow().to_pylist()
         entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in told}
         for stream, topics in theirs.items():
-            planned = checkpoints[stream].newest("offsets")
+            planned, committed = (checkpoints[stream].newest(kind) for kind in ("offsets", "commits"))
             until = checkpoints[stream].offsets(planned) if planned is not None else {}
-            # A partition that retention has emptied begins beyond zero, and nothing of it is entered.
+            whole = checkpoints[stream].offsets(committed) if committed is not None else {}
+            # Nothing is entered of a partition that retention has emptied, which begins beyond zero, nor of one that has been
+            # quiet for longer than the ledger is kept.
             at = checkpoints[stream].identity
-            first = at.start if at else {}
+            without = [at.start if at else {}, whole]
             read = {
-                (t, p): max(entered.get((t, p), (0, ""))[0], first.get(t, {}).get(p, 0)) for t in topics for p in until.get(t, {})
+                (t, p): max(entered.get((t, p), (0, ""))[0], *(o.get(t, {}).get(p, 0) for o in without))
+                for t in topics
+                for p in until.get(t, {})
             }
             if half := [t for (t, p), done in read.items() if until[t][p] > done]:
                 raise SpeedError(

@@ -391,6 +391,15 @@ def test_offset_that_is_missing_is_a_refusal_that_names_topic_partition_and_rang
         work.complete(topic)
 
 
+def test_ledger_that_lacks_a_partition_of_which_the_log_holds_records_has_not_let_it_expire(
+    settings: Settings, spark: SparkSession
+) -> None:
+    work, topic, _ = settling(settings, spark, [*IN_THREE, (1, 10, 20, 0)], {*range(10)}, {0: 20, 1: 20}, **KEPT)
+    lake.ledger(settings).delta().delete("partition = 1")
+    with pytest.raises(settle.SettleError, match="^topic made, partition 1: the ledger lacks offsets between 0 and 20"):
+        work.complete(topic)
+
+
 @pytest.mark.parametrize(
     ("more", "first", "lacks", "twice", "hole"),
     [
@@ -433,8 +442,9 @@ TOO_LATE = (
         ({"start": {1: 7}}, [TILL_TEN], set(), {0: 10, 1: 7}, [GONE.format(1, "6")]),  # and nothing has come since
         (KEPT, IN_THREE, {*range(10), 12}, {0: 20}, []),
         ({"keep": "30 days"}, IN_THREE, {*range(10), 17}, {0: 20}, [TOO_LATE]),
+        (KEPT, IN_THREE, {*range(10)}, {0: 20, 1: 7}, []),  # all that partition 1 ever had has expired, of the ledger too
     ],
-    ids=["whole", "explained", "begun late", "begun late and silent", "expired", "perhaps expired"],
+    ids=["whole", "explained", "begun late", "begun late and silent", "expired", "perhaps expired", "expired and silent"],
 )
 def test_offset_that_nobody_has_or_that_has_expired_is_said_and_no_refusal(
     settings: Settings,
