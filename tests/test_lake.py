@@ -1,6 +1,7 @@
 """The lake: batches enter once, publications are seen whole or not at all, and nothing that someone needs is deleted."""
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -10,11 +11,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as F
@@ -299,12 +303,73 @@ def frame_of(spark, written: pa.Table):
 # ---------------------------------------------------------------------------------------------------------- statistics
 
 
-def test_the_last_instant_of_the_calendar_has_no_bound_above(table, spark):
+def test_the_last_instant_of_the_calendar_is_found_by_every_reader(table, spark):
     last = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
     put(table, 0, 1, at=last)
     (file,) = table.files()
-    assert (file.low, file.high) == (last.replace(microsecond=999000), None)
+    assert (file.low, file.high) == (last.replace(microsecond=999000), last)
     assert lake.read(spark, table, low=last).count() == 1
+    assert spark.read.format("delta").load(str(table.path)).where(F.col("pane") >= F.lit(last)).count() == 1
+    assert polars.scan_delta(str(table.path)).filter(polars.col("pane") >= last).collect().height == 1
+    seen = DeltaTable(table.path).to_pyarrow_dataset()
+    assert seen.to_table(filter=pc.field("pane") >= pa.scalar(last, pa.timestamp("us", "UTC"))).num_rows == 1
+
+
+LONG, SOME = "é" * 40 + "x", datetime(2025, 1, 1, 12, 0, 0, 1500, tzinfo=UTC)
+#  a file for each: of everyday values with a null in each column, of none but nulls, of values at the ends
+KINDS: dict[str, tuple[pa.DataType, list[list[Any]]]] = {
+    "n": (pa.int64(), [[3, 7, None], [None], [-(2**63), 2**63 - 1]]),
+    "small": (pa.int16(), [[3, 7, None], [None], [-(2**15), 2**15 - 1]]),
+    "page": (pa.string(), [["/3", "/7", None], [None], [LONG, "x" * 5_000]]),
+    "share": (pa.float64(), [[3.0, 7.5, None], [None], [math.nan, -math.inf]]),
+    "ok": (pa.bool_(), [[True, True, None], [None], [False, True]]),
+    "paid": (pa.decimal128(38, 2), [[Decimal("3.00"), Decimal("7.05"), None], [None], [Decimal(10**35) + Decimal("0.07"), 0]]),
+    "born": (pa.date32(), [[date(2025, 1, 3), date(2025, 1, 7), None], [None], [date.min, date.max]]),
+    "seen": (pa.timestamp("us", "UTC"), [[SOME, SOME + HOUR, None], [None], [datetime(1, 1, 1, tzinfo=UTC), SOME]]),
+    "sets": (pa.binary(), [[b"3", b"7", None], [None], [b"", b"7" * 5_000]]),
+    "place": (
+        pa.struct([("offset", pa.int64())]),
+        [[{"offset": 3}, {"offset": 7}, None], [None], [{"offset": 0}, {"offset": 9}]],
+    ),
+}
+ASKED = (
+    *(f"{column} {is_}" for column in KINDS for is_ in ("IS NULL", "IS NOT NULL")),
+    *("n = 3", "n > 7", "n < 0", "small > 7", "page = '/7'", f"page = '{LONG}'", "page > 'x'", "share = 7.5", "share < 0"),
+    *("ok = true", "ok = false", "paid = 7.05", "paid > 99999999999999999999999999999999999.05", "born > DATE '2025-01-05'"),
+    *("born < DATE '1900-01-01'", "born = DATE '9999-12-31'", "place.offset = 7", "place.offset > 7"),
+    *(
+        "seen > TIMESTAMP '2025-01-01 12:30:00Z'",
+        "seen < TIMESTAMP '1900-01-01 00:00:00Z'",
+        "seen = TIMESTAMP '2025-01-01 12:00:00.0015Z'",
+    ),
+)
+
+
+@pytest.mark.parametrize("way", [lake.write_arrow, lake.write_spark], ids=["by the driver", "by executors"])
+def test_every_reader_finds_what_it_asks_for_whatever_a_column_holds(settings, spark, way):
+    """Of three files each reader opens those whose statistics do not exclude its rows."""
+    kinds = Table(settings.lake_path, "log/kinds", "seen")
+    frames = [pa.table([pa.array(of[n], kind) for kind, of in KINDS.values()], names=list(KINDS)) for n in range(3)]
+    days = [frame.append_column("day", pa.array([DAY] * frame.num_rows)) for frame in frames]
+    kinds.create(spark.createDataFrame(days[0]).schema)
+    for seq, frame in enumerate(days):
+        rows = spark.createDataFrame(frame).coalesce(1) if way is lake.write_spark else frame
+        assert lake.append(kinds, Batch("main", seq, seq, {}), way(kinds, f"live/main-{seq}-{seq}-x", rows))
+    assert len(kinds.files()) == 3
+
+    spark.read.format("delta").load(str(kinds.path)).createOrReplaceTempView("kinds")
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        db.register("whole", pa.concat_tables(days))
+        db.register("kinds", DeltaTable(kinds.path).to_pyarrow_dataset())
+        for asked in ASKED:
+            zoned = asked.replace("TIMESTAMP '", "TIMESTAMPTZ '")
+            [[wanted]] = db.sql(f"SELECT count(*) FROM whole WHERE {zoned}").fetchall()
+            assert wanted or asked == "small > 7", asked
+            assert db.sql(f"SELECT count(*) FROM kinds WHERE {zoned}").fetchall() == [(wanted,)], asked
+            if way is lake.write_spark:  # the statistics are the same, and to ask costs more than to write
+                assert spark.sql(f"SELECT count(*) FROM kinds WHERE {asked}").collect() == [(wanted,)], asked
+    spark.catalog.dropTempView("kinds")
 
 
 def test_files_outside_the_bounds_or_the_days_are_not_opened(table, spark):

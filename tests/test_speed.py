@@ -570,3 +570,12 @@ def test_a_batch_announces_what_it_brings_and_a_failure_there_does_not_stop_the_
     with pytest.raises(ValueError, match="a mistake in a view"):
         stream.announced()()  # the thread beside tries again, and never in the middle of a batch
     assert not stream.turn.locked()
+
+
+def test_a_rollup_whose_time_is_a_date_says_no_instant_from_which_on_views_are_computed_again() -> None:
+    stream: Any = object.__new__(speed.Stream)
+    stream.tables = {"days": SimpleNamespace(time="on"), "panes": SimpleNamespace(time="pane")}
+    told = [SimpleNamespace(stats='{"minValues": {"on": "2025-01-01", "pane": "0001-01-01T00:00:00.000Z"}}')]
+    assert stream.lowest("days", told) == speed.EARLIEST
+    assert stream.lowest("panes", told) == datetime.min.replace(tzinfo=UTC)
+    assert stream.lowest("days", []) is None

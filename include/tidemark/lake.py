@@ -12,6 +12,7 @@ reading are Spark's. Where a file came from is its path:
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -268,8 +270,9 @@ class Table:
     def files(self) -> list[File]:
         """Every file of the newest version."""
         # Not through `pyarrow.table`, which imports pandas: a second of CPU for each task that publishes.
-        adds = self.delta().get_add_actions(flatten=True).to_struct_array().to_pylist()
-        low, high = f"min.{self.time}", f"max.{self.time}"
+        told, low, high = self.delta().get_add_actions(flatten=True), f"min.{self.time}", f"max.{self.time}"
+        wanted = {"path", "size_bytes", "num_records", "partition.day", "modification_time", low, high}
+        adds = told.select([c for c in told.column_names if c in wanted]).to_struct_array().to_pylist()
         return [
             File(
                 unquote(a["path"]),
@@ -542,35 +545,81 @@ def date_ahead(path: Path, by: timedelta = WRITING) -> None:
     os.utime(path, (soon, soon))
 
 
+WIDEST = {"STRING": ("", "\U0010ffff" * 32), "FLOAT": (-math.inf, math.inf), "DOUBLE": (-math.inf, math.inf)}
+"""Bounds of what a footer has none for: long texts, and numbers of which one is none."""
+
+
 def add_action(table: Table, path: Path, day: date, modified: int | None = None) -> Any:
-    """A file as Delta's add, with the statistics of its footer: rows, and bounds of its times and Kafka offsets; `modified` (Unix
-    milliseconds) where it is none of now."""
+    """A file as Delta's add, with the statistics of its footer: rows, and nulls and bounds of each column and field that is no
+    list; `modified` (Unix milliseconds) where it is none of now.
+
+    None is left out: of a column without bounds, beside others that have some, delta-rs 1.6.6 tells PyArrow, and with it DuckDB,
+    that no row of the file can match.
+    """
     import pyarrow.parquet as pq
     from deltalake.transaction import AddAction
 
     footer, at = pq.read_metadata(path), path.stat()
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
+    low, high, nulls, exact = dict[str, Any](), dict[str, Any](), dict[str, Any](), True
     for index in range(footer.num_columns):
-        name = footer.schema.column(index).path
-        chunks = [footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)]
-        if not all(c is not None and c.has_min_max for c in chunks) or not chunks:
+        column = footer.schema.column(index)
+        parts = [footer.row_group(g).column(index) for g in range(footer.num_row_groups)]
+        told = [p.statistics for p in parts]
+        if column.max_repetition_level or not parts:
             continue
-        bounds = min(c.min for c in chunks), max(c.max for c in chunks)
-        if name == "kafka.offset":
-            low["kafka"], high["kafka"] = {"offset": bounds[0]}, {"offset": bounds[1]}
-        elif isinstance(bounds[0], datetime):
-            # Delta's statistics have milliseconds: a bound must not exclude what lies between two of them.
-            low[name] = milliseconds(bounds[0])
-            if bounds[1].year < 9999:
-                high[name] = milliseconds(bounds[1] + timedelta(microseconds=999))
-    stats = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": {}}
+        *structs, name = column.path.split(".")
+        counted = all(s is not None and s.has_null_count for s in told)
+        some = [s for s, p in zip(told, parts, strict=True) if not counted or s.null_count < p.num_values]
+        if all(s is not None and s.has_min_max for s in some):
+            bounds = (min(s.min for s in some), max(s.max for s in some)) if some else None
+        else:
+            kind = column.logical_type.type
+            bounds = WIDEST.get(column.physical_type if kind == "NONE" else kind)
+        least, most, absent = (within(of, structs) for of in (low, high, nulls))
+        if bounds and not isinstance(bounds[0], bytes):
+            least[name], most[name] = bound(bounds[0]), bound(bounds[1], above=True)
+            exact = exact and counted and not isinstance(bounds[0], float)
+        if counted or bounds:  # one of some for who looks for nulls where nobody has counted them
+            absent[name] = str(sum(s.null_count for s in told) if counted else min(1, footer.num_rows - 1))
+    said = {"numRecords": str(footer.num_rows), "tightBounds": json.dumps(exact)}
+    stats = as_object(said | {"minValues": low, "maxValues": high, "nullCount": nulls})
     when = int(time.time() * 1000) if modified is None else modified
-    return AddAction(str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, when, True, json.dumps(stats))
+    return AddAction(str(path.relative_to(table.path)), at.st_size, {"day": str(day)}, when, True, stats)
 
 
-def milliseconds(at: datetime) -> str:
-    return at.replace(tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+def within(said: dict[str, Any], structs: Iterable[str]) -> dict[str, Any]:
+    for name in structs:
+        said = said.setdefault(name, {})
+    return said
+
+
+def as_object(said: Mapping[str, Any]) -> str:
+    """Texts that are JSON already, as an object: of a DECIMAL Python would not write every digit."""
+    members = (f"{json.dumps(name)}: {of if isinstance(of, str) else as_object(of)}" for name, of in said.items())
+    return f"{{{', '.join(members)}}}"
+
+
+def bound(value: Any, above: bool = False) -> str:
+    """A bound as JSON, as Delta writes it, that excludes nothing: its instants have milliseconds, its texts 32 characters, and a
+    footer does not tell of numbers that are none, which Spark has as the greatest."""
+    match value:
+        case float():
+            return '"Infinity"' if above else json.dumps(value) if math.isfinite(value) else '"-Infinity"'
+        case Decimal():
+            return f"{value:f}"
+        case datetime():
+            at = value.replace(tzinfo=None)
+            if above and at <= datetime.max - timedelta(milliseconds=1):
+                at += timedelta(microseconds=999)
+            elif above:  # there is no later one
+                return json.dumps(at.isoformat() + "Z")
+            return json.dumps(at.isoformat(timespec="milliseconds") + "Z")
+        case date():
+            return json.dumps(str(value))
+        case str() if len(value) > 32:
+            return json.dumps(value[:32] + ("\U0010ffff" * 8 if above else ""))
+        case _:
+            return json.dumps(value)
 
 
 def remove_action(file: File) -> Any:

@@ -1023,7 +1023,8 @@ class Stream:
     def lowest(self, name: str, files: Sequence[Any]) -> datetime | None:
         """The earliest time that files bring to a table; the beginning where they do not say, None without files."""
         lows = [json.loads(f.stats)["minValues"].get(self.tables[name].time) for f in files]
-        return min((datetime.fromisoformat(at) for at in lows if at), default=EARLIEST if lows else None)
+        # A time that is a DATE says no instant.
+        return min((datetime.fromisoformat(at) for at in lows if at and "T" in at), default=EARLIEST if lows else None)
 
     def remember_low(self, name: str, seq: int, files: Sequence[Any]) -> None:
         if low := self.lowest(name, files):
