@@ -1287,6 +1287,25 @@ def test_only_the_newest_publication_of_a_day_is_rolled_back(settings, table):
     assert numbers(table) == [20]
 
 
+def test_a_roll_back_beside_which_another_run_is_published_brings_nothing_back(settings, table, monkeypatch):
+    """
+    roll-back looks ──▶ the other commits, its record not saved yet ──▶ roll-back commits: refused, and looks again
+    """
+    put(table, 0, 1)
+    first, plain = published(settings, table, "r1", 0, 10), lake.add_action
+    second = stage(table, a_run(settings, "r2", 0), rows(20))
+
+    def beside(*file: Any) -> Any:
+        monkeypatch.setattr(lake, "add_action", plain)
+        publish(settings, Table(table.root, table.name, table.time), second)
+        return plain(*file)
+
+    monkeypatch.setattr(lake, "add_action", beside)
+    with pytest.raises(LakeError, match=r"published again by run r2, after run r1; roll that one back first: .* rollback r2"):
+        roll_back(settings, table, first)
+    assert numbers(table) == [20]
+
+
 def test_a_roll_back_minds_and_takes_out_no_run_of_other_days_and_minds_one_that_had_its_day_open(settings, table):
     put(table, 0, 1)
     run = published(settings, table, "r1", 0, 10)

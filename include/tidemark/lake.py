@@ -1344,11 +1344,18 @@ def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], 
 
     None when that is done already. Raises `LakeError` as `refuse_rollback` does.
     """
-    back = refuse_rollback(settings, table, run, days)
+    days = set(days)
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
+        # Asked anew each time: another run may just have published, and what comes back would stand beside that.
+        back = refuse_rollback(settings, table, run, days)
         files = table.files()
-        present = {f.path for f in files}
+        present, known = {f.path for f in files}, {path for path, *_ in back}
+        if since := sorted({f.run for f in files if f.day in days and f.run not in (None, run.id) and f.path not in known}):
+            raise LakeError(
+                f"{table.name} was published again by run {since[0]}, after run {run.id}; roll that one back first: "
+                f"tidemark rollback {since[0]}"
+            )
         ours = [remove_action(f) for f in files if f.run == run.id]
         again = [add_action(table, table.path / path, day, at) for path, day, at in back if path not in present]
         return ([*again, *ours], dict(said)) if again or ours else None

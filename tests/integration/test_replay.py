@@ -396,7 +396,7 @@ def test_ledger_that_lacks_a_partition_of_which_the_log_holds_records_has_not_le
 ) -> None:
     work, topic, _ = settling(settings, spark, [*IN_THREE, (1, 10, 20, 0)], {*range(10)}, {0: 20, 1: 20}, **KEPT)
     lake.ledger(settings).delta().delete("partition = 1")
-    with pytest.raises(settle.SettleError, match="^topic made, partition 1: the ledger lacks offsets between 0 and 20"):
+    with pytest.raises(settle.SettleError, match=r"^topic made, partition 1: the ledger lacks offsets between 0 and 20"):
         work.complete(topic)
 
 
