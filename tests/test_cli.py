@@ -120,6 +120,8 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["replay", "--run", "../../etc"], "--run ../../etc is no name"),
         (["replay", "--run", "日"], "--run 日 is no name: letters of A to Z"),
         (["replay", "--run", ""], "--run is no name"),
+        (["replay", "--run", "mend.json"], "--run mend.json is no name"),  # nor what a run's own files are called
+        (["replay", "--run", "mend.verdicts"], "--run mend.verdicts is no name"),
         (["replay", "--from", "zero"], "--from zero is not a day"),
         (["replay", "--from", ""], "--from is not a day"),
         (["replay", "--from", "2026-11-19", "--to", "2026-11-01"], "--to 2026-11-01 lies before --from 2026-11-19"),

@@ -1278,6 +1278,13 @@ def test_a_live_swap_reads_no_record_of_a_run_again_that_is_as_it_was(settings, 
     assert (lake.settled_days(settings, table), read) == (days - {DAY + timedelta(days=2)}, ["night-2"])
 
 
+def test_a_folder_that_is_called_as_a_record_would_be_stops_nobody(settings, table):
+    run = a_run(settings, "r1", 0)
+    (settings.lake_path / "runs" / "mend.json").mkdir()
+    assert [r.id for r in lake.runs(settings)] == [lake.run_of(settings, "r1").id] == [run.id]
+    assert (lake.settled_days(settings, table), lake.reopened(settings, NOON)) == (set(), None)
+
+
 def test_only_the_newest_publication_of_a_day_is_rolled_back(settings, table):
     put(table, 0, 1)
     first = published(settings, table, "r1", 0, 10)

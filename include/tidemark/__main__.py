@@ -958,7 +958,9 @@ def replay(
     if source not in ("kafka", "log"):
         raise Wrong(f"--source is kafka or log, not {source}")
     if run is not None and not lake.RUN_NAME.fullmatch(run):
-        raise Wrong(f"--run {run} is no name: letters of A to Z, digits, points, dashes and underscores, a hundred at most")
+        raise Wrong(
+            f"--run {run} is no name: letters of A to Z, digits, points, dashes and underscores, a hundred at most; no .json"
+        )
     begin, end = from_to(first, last)
     names, config = tables_named(only), settings()
     which: Any = source

@@ -74,8 +74,8 @@ SPAN = re.compile(r"live/(?P<hour>\d{8}T\d\d)-(?P<mark>\d{4}|all)-\w+/")
 RUN = re.compile(r"runs/(?P<run>[^/]+)/")
 # A checkpoint that another generation has followed, and when, in seconds since 1970.
 ASIDE = re.compile(r"[a-z][a-z0-9_]*\.before-\d+-(?P<at>\d+)")
-# What a person may call a run: a file's name on any disk.
-RUN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+# What a person may call a run: a file's name on any disk, and not one that a run's own files have.
+RUN_NAME = re.compile(r"(?!.*[.](json|verdicts)$)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 class LakeError(RuntimeError):
@@ -1032,8 +1032,7 @@ def whole_or_nothing(path: Path, text: str, kept: bool = False) -> None:
 
 def run_of(settings: Settings, name: str) -> Run:
     """A run's record. Raises `KeyError` with a sentence that says how to list them."""
-    folder = settings.lake_path / "runs"
-    path = next((p for p in folder.glob("*.json") if p.name == f"{name}.json"), None)  # a name may be none that a file can have
+    path = next((p for p in records(settings) if p.name == f"{name}.json"), None)  # a name may be none that a file can have
     if path is None:
         raise KeyError(f"there is no run {name}; list them with: tidemark runs")
     return as_run(path)
@@ -1076,16 +1075,21 @@ def is_held(lease: Path) -> bool:
         return True
 
 
+def records(settings: Settings) -> list[Path]:
+    """The file of each run, which a folder of such a name is none."""
+    return [path for path in (settings.lake_path / "runs").glob("*.json") if path.is_file()]
+
+
 def runs(settings: Settings) -> list[Run]:
     """Every run, oldest first."""
-    return sorted((as_run(p) for p in (settings.lake_path / "runs").glob("*.json")), key=lambda r: r.created)
+    return sorted(map(as_run, records(settings)), key=lambda r: r.created)
 
 
 def settled_days(settings: Settings, table: Table) -> set[date]:
     """Days of which the table has a publication, those that turned out empty included."""
     days = {f.day for f in table.files() if f.run and f.day} if table.exists else set()
     name = table.name.split("/")[-1]
-    for path in (settings.lake_path / "runs").glob("*.json"):
+    for path in records(settings):
         at = path.stat()
         names, of = published_by(path, at.st_ino, at.st_mtime_ns, at.st_size)
         days |= of if name in names else set()
@@ -1103,7 +1107,7 @@ def published_by(path: Path, _inode: int, _changed_at: int, _size: int) -> tuple
 def reopened(settings: Settings, since: datetime) -> date | None:
     """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then."""
     found = []
-    for path in (settings.lake_path / "runs").glob("*.json"):
+    for path in records(settings):
         if path.stat().st_mtime > since.timestamp():
             run = as_run(path)
             found += run.open_days if run.state in ("published", "rolled back") else []
