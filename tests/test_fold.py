@@ -275,6 +275,17 @@ def test_time_is_judged_by_kafkas_timestamp_and_never_by_the_clock(spark):
     assert judged(spark, WIDE, values) == judged(spark, WIDE, values)
 
 
+def test_a_timestamp_beyond_the_calendar_which_kafka_takes_from_a_producer_is_the_calendar_s_end(spark):
+    """Microseconds where Kafka has milliseconds: an event has its own time, and what is none the day of Kafka's."""
+    micros = F.when(F.col("offset") < 2, F.timestamp_millis(F.lit(NOON_MS * 1000))).otherwise(
+        F.timestamp_millis(F.lit(-(10**15)))
+    )
+    sent = records(spark, [event(), b"hello", event(at="2000-01-01T00:00:00Z")]).withColumn("timestamp", micros)
+    rows = fold.judged(WIDE, sent).orderBy("kafka.offset").toArrow().to_pylist()
+    assert [r["kafka"]["timestamp"].year for r in rows] == [9999, 9999, 1]
+    assert [(r["day"], r["reject"]) for r in rows] == [(NOON.date(), None), (date.max, "not JSON"), (date.min, TOO_NEW)]
+
+
 def test_an_event_belongs_to_its_own_day_and_a_reject_to_kafkas(spark):
     #   17th ----------)[---------- 18th
     #         I event    K kafka

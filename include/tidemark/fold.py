@@ -169,11 +169,13 @@ def steps_of_lines(topic: Topic) -> tuple[Step, ...]:
 
 
 def as_kafka() -> Expression:
-    """Where a record comes from, as the log keeps it: Spark's columns as one struct."""
+    """Where a record comes from, as the log keeps it: Spark's columns as one struct. A timestamp beyond the calendar, which Kafka
+    takes from a producer that gives it, is the calendar's end."""
+    first, last = calendar()
     return F.struct(
         F.col("partition").cast("int").alias("partition"),
         F.col("offset").cast("bigint").alias("offset"),
-        F.col("timestamp").cast("timestamp").alias("timestamp"),
+        F.least(F.greatest(F.col("timestamp").cast("timestamp"), first), last).alias("timestamp"),
         "key",
         "value",
         F.col("headers").cast(HEADERS).alias("headers"),
@@ -228,8 +230,12 @@ def read_as(column: Column) -> Expression:
     near = (millis > -MILLIS_OF_YEAR_10000) & (millis < MILLIS_OF_YEAR_10000)
     epoch = F.when(near, F.timestamp_millis(millis))
     instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), instant_of(get("string")))
-    first, last = (F.lit(f"{d}Z").cast("timestamp") for d in (f"{FIRST} 00:00:00", f"{LAST} 23:59:59.999999"))
-    return F.when(instant.between(first, last), instant)
+    return F.when(instant.between(*calendar()), instant)
+
+
+def calendar() -> tuple[Expression, Expression]:
+    """The first and the last instant that every reader of the lake has."""
+    return F.lit(f"{FIRST} 00:00:00Z").cast("timestamp"), F.lit(f"{LAST} 23:59:59.999999Z").cast("timestamp")
 
 
 def instant_of(text: Expression) -> Expression:

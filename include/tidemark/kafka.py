@@ -431,8 +431,13 @@ class Held:
 
 
 def wanted(topic: Topic) -> dict[str, str]:
-    """The topic's options in Kafka's words."""
-    return {
+    """The topic's options in Kafka's words.
+
+    A compacted topic keeps each change for as long as another topic keeps its records, and a deletion a day longer: a stream
+    that is away for less sees all of them.
+    """
+    compacted = {"min.compaction.lag.ms": str(milliseconds(topic.retention))} if topic.compacted else {}
+    return compacted | {
         "cleanup.policy": "compact" if topic.compacted else "delete",
         "retention.ms": str(milliseconds(topic.retention)),
         "retention.bytes": str(topic.retention_bytes),
@@ -1218,8 +1223,13 @@ def records(
         consumer.close()
 
 
+EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The first and the last millisecond of the years 1 to 9999, from 1970 on: what Python has of instants."""
+
+
 def record(message: Message) -> Record:
-    _kind, ms = message.timestamp()
+    _kind, ms = message.timestamp()  # where a producer gives it, any number
+    ms = min(max(ms, EARLIEST_MS), LATEST_MS)
     return Record(
         cast(int, message.partition()),
         cast(int, message.offset()),

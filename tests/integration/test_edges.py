@@ -100,7 +100,8 @@ class Talk:
 
     def compacted(self) -> None:
         """Have Kafka compact the topic now. A segment is closed by the record after it, of which some are sent."""
-        wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
+        lags = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "100"}
+        wanted = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"} | lags
         entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource])[resource].result()

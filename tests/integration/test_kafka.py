@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -78,6 +79,7 @@ def test_changed_topic_is_altered_and_grows(broker: Settings, topic_name: str) -
     kafka.apply(broker, [visits(topic_name)])
     assert kafka.apply(broker, [visits(topic_name, partitions=5, retention="1 day", compacted=True)]) == [
         Change(topic_name, "partitions", "3", "5"),
+        Change(topic_name, "min.compaction.lag.ms", "0", "86400000"),  # a stream that is away for a day sees each deletion
         Change(topic_name, "cleanup.policy", "delete", "compact"),
         Change(topic_name, "retention.ms", "604800000", "86400000"),
     ]
@@ -426,6 +428,14 @@ def test_consume_from(start: Any, limit: int | None, expected: list[bytes], brok
     kafka.apply(broker, [topic])
     kafka.produce(broker, topic, [b"0", b"1", b"2", b"3"])
     assert [r.value for r in kafka.consume(broker, topic_name, start, limit)] == expected
+
+
+@pytest.mark.parametrize(("sent", "year"), [(1_763_553_600_000_000, 9999), (-(2**63), 1), (0, 1970)])
+def test_timestamp_beyond_the_calendar_is_the_calendar_s_end(sent: int, year: int) -> None:
+    """A producer that gives it may have written microseconds, which Kafka took by itself before version 4."""
+    told = {"partition": 0, "offset": 0, "key": None, "value": b"1", "headers": None, "topic": "orders", "timestamp": (1, sent)}
+    message: Any = SimpleNamespace(**{name: lambda value=value: value for name, value in told.items()})
+    assert kafka.record(message).timestamp.year == year
 
 
 def test_records_that_come_after_the_call_are_not_read(broker: Settings, topic_name: str) -> None:
