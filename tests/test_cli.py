@@ -138,6 +138,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["consume", "page_views", "--from", "²"], "--from ² is neither earliest, latest, an offset nor an instant"),
         (["consume", "page_views"], "Missing option '--from'"),
         (["seek", "g", "../../etc", "--to", "earliest"], "../../etc is no name of a topic"),
+        (["speed", "--stream", "processes", "--only", "page_views"], "--stream processes is no name"),
         (["speed", "--stream", "nowhere"], "there is no stream nowhere; there are main, alarms"),
         (["rejects", "nowhere"], "there is no topic nowhere"),
         (["rejects", "--day", "x"], "--day x is not a day"),

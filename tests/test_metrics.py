@@ -109,6 +109,10 @@ def test_each_stream_has_a_port_of_its_own() -> None:
     streams = ["alarms", "main", "orders"]
     assert {s: metrics.port(on, s, streams) for s in streams} == {"main": 19100, "alarms": 19101, "orders": 19102}
     assert {s: metrics.port(off, s, streams) for s in streams} == {"main": 0, "alarms": 0, "orders": 0}
+    # What `speed --only` has split off comes after what is declared, whatever it is called.
+    beside = ["main", "a_second", "third"]
+    split = {s: metrics.port(on, s, streams, beside) for s in ("alarms", "orders", "a_second", "third")}
+    assert split == {"alarms": 19101, "orders": 19102, "a_second": 19103, "third": 19104}
 
 
 def test_reasons_are_counted_by_partition_without_their_column() -> None:

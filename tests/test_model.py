@@ -73,10 +73,17 @@ def pipeline(name: str, *declared) -> SimpleNamespace:
     return SimpleNamespace(__name__=name, **{f"d{n}": d for n, d in enumerate(declared)})
 
 
+def test_a_check_of_a_set_is_the_same_check_in_each_process():
+    """The order of a set's texts is drawn anew by each Python: a declaration that follows it would always have changed."""
+    kinds = {f"kind-{n}" for n in range(20)}
+    assert expect("ExpectColumnValuesToBeInSet", column="kind", value_set=kinds).arguments["value_set"] == sorted(kinds)
+
+
 # Each case: what is written, and what the sentence must say of it.
 TOPICS = {
     "no partition": (lambda: topic(partitions=0), "partitions must be 1 or more, not 0"),
     "stream with a dash": (lambda: topic(stream="a-b"), "stream a-b is not lower case"),
+    "stream called as the notifier's folder": (lambda: topic(stream="notify"), "notify is what the platform calls a folder"),
     "key not in schema": (lambda: topic(key="user"), "key user is not in the schema (event_id, page, price, at)"),
     "id not in schema": (lambda: topic(id="uuid"), "id uuid is not in the schema"),
     "id may be null": (lambda: topic(id="page"), "id page may be null in the schema; write it NOT NULL"),

@@ -463,6 +463,23 @@ def test_stream_that_waits_for_a_broker_ends_when_it_is_asked_to(settings: Setti
     assert local.status(settings)["heartbeat"]["state"] == "stopped"
 
 
+def test_a_stream_obeys_what_it_is_told_though_the_clock_was_set_back_and_not_what_the_one_before_it_was_told(
+    settings: Settings,
+) -> None:
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.name, stream.state, stream.stopping = settings, "main", settings.state / "main", threading.Event()
+    hour, now = timedelta(hours=1), datetime.now(UTC)
+    told = settings.state / "main" / "desired.json"
+    local.want(settings, "main", "running", "new code", "a test", again=True)
+    for began, at in ((now + hour, now), (now - hour, now + hour)):  # the wish is obeyed; its hour is yet to come once more
+        told.write_text(json.dumps(json.loads(told.read_text()) | {"at": at.isoformat()}))
+        stream.began, stream.asked_before = began, at.isoformat()
+        assert not stream.asked_to_end()
+    stream.began, stream.asked_before = now + hour, local.wanted(settings, "main")["at"]
+    local.want(settings, "main", "stopped", "the disk", "a test")
+    assert stream.asked_to_end()
+
+
 def test_of_what_a_rollup_lacks_a_stream_that_is_asked_to_end_finishes_the_step(settings: Settings) -> None:
     rolled: list[int] = []
     stream: Any = object.__new__(speed.Stream)
@@ -472,6 +489,7 @@ def test_of_what_a_rollup_lacks_a_stream_that_is_asked_to_end_finishes_the_step(
     stream.generation, stream.tables = lake.Generation(1, 0, {}, {}), dict.fromkeys(CATALOG.rollups, stream.ledger)
     stream.tables["page_panes"] = SimpleNamespace(appended=lambda _: 3)
     stream.steps = lambda *_: [lake.Batch("main", 4, 6), lake.Batch("main", 7, 9)]
+    stream.asked_before = local.wanted(settings, "main")["at"]
     stream.state.mkdir(parents=True)
 
     def roll_step(_rollup: Any, step: lake.Batch) -> None:

@@ -841,15 +841,15 @@ def speed(
     Exit code 75 when another copy runs, or another stream reads one of the topics.
     """
     from tidemark import speed as engine
-    from tidemark.model import NAME
+    from tidemark.model import NAME, TAKEN
 
     for name in only or ():
         if name not in catalog().names:
             raise Wrong(f"there is no topic, rollup or view {name}; there are {', '.join(catalog().names)}")
     if not only:
         stream_named(stream)
-    elif not NAME.fullmatch(stream):
-        raise Wrong(f"--stream {stream} is no name: lower case letters, digits and underscores")
+    elif not NAME.fullmatch(stream) or stream in TAKEN:
+        raise Wrong(f"--stream {stream} is no name: lower case letters, digits and underscores, and none of {', '.join(TAKEN)}")
     engine.run(settings(), catalog(), stream, recover, accept_loss, only or ())
 
 

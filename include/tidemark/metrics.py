@@ -62,19 +62,22 @@ METRICS = (LAG, RATE, RECORDS, REJECTED, REJECTS, COMMIT_AGE, BATCH, SET_ASIDE, 
 """Every metric there is; `tests/test_metrics.py` holds the alert rules in docs/alerts.yml to it."""
 
 
-def port(settings: Settings, stream: str, streams: Iterable[str]) -> int:
-    """Where a stream's page is: `main` at `metrics_port`, the others one further each by name; 0 where it is off."""
-    others = sorted({*streams} - {"main"})
-    known = ["main", *others]
-    return settings.metrics_port and settings.metrics_port + (known.index(stream) if stream in known else len(known))
+def port(settings: Settings, stream: str, streams: Iterable[str], beside: Iterable[str] = ()) -> int:
+    """Where a stream's page is: `main` at `metrics_port`, the others one further each by name, those `beside` the declared ones
+    after them; 0 where it is off."""
+    known = ["main", *sorted({*streams} - {"main"})]
+    known += sorted({*beside, stream} - {*known})
+    return settings.metrics_port and settings.metrics_port + known.index(stream)
 
 
 class Metrics:
     """One stream's numbers as they are now, and whom they are told."""
 
-    def __init__(self, settings: Settings, stream: str, streams: Iterable[str], topics: Iterable[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, stream: str, streams: Iterable[str], topics: Iterable[str] = (), beside: Iterable[str] = ()
+    ) -> None:
         disable_created_metrics()  # they would be a second series for each that counts
-        self.settings, self.stream, self.port = settings, stream, port(settings, stream, streams)
+        self.settings, self.stream, self.port = settings, stream, port(settings, stream, streams, beside)
         self.group = f"tidemark-{stream}"
         self.registry = CollectorRegistry()
         self.families = {

@@ -27,6 +27,8 @@ EVENT_TIME = "event_time"
 """The header by which a tombstone says when."""
 KEYS_OF_TABLES = ("STRING", "INT", "BIGINT")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+TAKEN = ("logs", "notify", "processes", "spark", "topics")
+"""Folders of the platform beside those of the streams, which no stream can be called."""
 
 
 class DeclarationError(ValueError):
@@ -116,7 +118,9 @@ def expect(expectation: str, *, severity: Literal["critical", "warning"] = "crit
         f'"{expectation}" is not an expectation; write its class name, like "ExpectColumnValuesToNotBeNull"',
     )
     refuse_if(severity not in ("critical", "warning"), f'{expectation}: severity is "critical" or "warning", not "{severity}"')
-    return Check(expectation, severity, dict(arguments))
+    # The order of a set is another in each process, and a declaration is known by its words.
+    ordered = {name: sorted(of, key=repr) if isinstance(of, set | frozenset) else of for name, of in arguments.items()}
+    return Check(expectation, severity, ordered)
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,9 @@ class Topic:
         refuse_if(not NAME.fullmatch(self.name), f"{owner}: a topic's name is lower case with underscores")
         refuse_if(self.partitions < 1, f"{owner}: partitions must be 1 or more, not {self.partitions}")
         refuse_if(not NAME.fullmatch(self.stream), f"{owner}: stream {self.stream} is not lower case with underscores")
+        refuse_if(
+            self.stream in TAKEN, f"{owner}: {self.stream} is what the platform calls a folder of its own; name another stream"
+        )
         object.__setattr__(self, "columns", columns(self.schema, owner))
         object.__setattr__(self, "checks", tuple(self.checks))
         names = [c.name for c in self.columns]

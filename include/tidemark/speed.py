@@ -186,6 +186,7 @@ class Stream:
         self.checkpoint = lake.Checkpoint.of(settings, name)
         self.stopping = threading.Event()
         # What somebody wants while Python comes up is said to this process too. A service has waited until it is wanted.
+        self.asked_before = local.wanted(settings, name)["at"]
         self.began = local.born() if settings.stream_backend == "process" else datetime.now(UTC)
         self.away = False
         self.admin: AdminClient | None = None
@@ -201,7 +202,7 @@ class Stream:
         self.tables: dict[str, lake.Table] = {}
         self.ledger = lake.ledger(settings)
         self.progress: dict[str, Any] = {}
-        self.metrics = metrics.Metrics(settings, name, catalog.streams, self.mine.topics)
+        self.metrics = metrics.Metrics(settings, name, catalog.streams, self.mine.topics, lake.streams(settings, ()))
         self.metrics.of(metrics.BROKER_AWAY).set_function(lambda: float(self.away))
         # The next offset of each topic and partition that the ledger does not have.
         self.upto: dict[tuple[str, int], int] = {}
@@ -298,7 +299,9 @@ class Stream:
     def asked_to_end(self) -> bool:
         """Whether the stream shall end: by a signal, by a stop marker, or since it is wanted stopped, or to begin again."""
         wanted = local.wanted(self.settings, self.name)
-        unwanted = (wanted["state"] == "stopped" or wanted["again"]) and datetime.fromisoformat(wanted["at"]) > self.began
+        # What was there at the beginning counts where it came since: the clock may have been set back meanwhile.
+        since = wanted["at"] != self.asked_before or self.began < datetime.fromisoformat(wanted["at"]) <= datetime.now(UTC)
+        unwanted = (wanted["state"] == "stopped" or wanted["again"]) and since
         if unwanted or (self.state / "stop").exists():
             self.stopping.set()
         return self.stopping.is_set()
