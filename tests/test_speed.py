@@ -382,6 +382,26 @@ def test_what_reads_a_view_that_lacks_a_reopened_day_is_computed_again(tmp_path:
     assert [turn(of) for of in (days, ledger, days, days, ledger)] == [True, True, True, False, False]
 
 
+def test_a_view_that_looks_back_is_computed_until_the_last_event_is_that_old() -> None:
+    """
+    event, computed ──── a minute: rows may still come ──── nothing new ──── the next event
+    """
+    bursts, movers = CATALOG.views["card_bursts"], CATALOG.views["top_movers"]
+    refresher: Any = object.__new__(speed.Refresher)
+    refresher.zone, refresher.touched, minute = UTC, {}, timedelta(minutes=1)
+    noon = END.replace(hour=12)
+
+    def skipped(view: Any, computed: datetime, upto: int) -> bool:
+        topics = {topic: [(7, noon)] for topic in CATALOG.topics}
+        refresher.stream = SimpleNamespace(catalog=CATALOG, mine=SimpleNamespace(topics=CATALOG.topics), lows=topics)
+        refresher.seen, refresher.upto = {view.name: computed}, {view.name: upto}
+        return refresher.untouched(view, computed + minute / 2)
+
+    assert [skipped(bursts, noon + n * minute / 2, 7 if n else 6) for n in range(5)] == [False, False, False, True, True]
+    assert [skipped(movers, noon + n * minute / 2, 7 if n else 6) for n in range(3)] == [False, True, True]  # but for a new day
+    assert not skipped(bursts, noon + 5 * minute, 6)
+
+
 def test_a_live_view_reaches_back_further_than_a_clock_may_be_ahead() -> None:
     """Stream time is of all topics: one client's clock would leave what has Kafka's own time behind for ever."""
     views = [view for view in CATALOG.views.values() if view.refresh]

@@ -1374,6 +1374,8 @@ class Refresher:
             v.name: Due((v.shortcut.live if v.shortcut and pool == "marks" else v.refresh).every) for v in views if v.refresh
         }
         self.seen: dict[str, datetime] = {}
+        # The stream time at which something last was there for a view.
+        self.touched: dict[str, datetime] = {}
         # Up to which batch each view is computed: all of them know, for one view may read another.
         self.upto, self.live = stream.refreshed, {v.name for v in stream.live_views()}
         # The tables of other streams that a view looks at, and at which version it has seen them.
@@ -1708,14 +1710,22 @@ class Refresher:
         yield from self.in_pieces(view, middle, until, places)
 
     def untouched(self, view: View, at: datetime) -> bool:
-        """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun."""
+        """Whether nothing that a view looks at, however far, has come since it was last computed, nor has a day begun.
+
+        Where a view looks back, its rows may come after their events, until the last of these is `lookback` old.
+        """
         upto, seen = self.upto.get(view.name), self.seen.get(view.name)
-        if upto is None or seen is None or seen.astimezone(self.zone).date() != at.astimezone(self.zone).date():
-            return False
         topics = needed(self.stream.catalog, [view.name]) & self.stream.catalog.topics.keys()
-        return topics <= self.stream.mine.topics.keys() and not any(
-            seq > upto for topic in topics for seq, _ in list(self.stream.lows.get(topic, ()))
-        )
+        if (
+            upto is None
+            or seen is None
+            or seen.astimezone(self.zone).date() != at.astimezone(self.zone).date()
+            or not topics <= self.stream.mine.topics.keys()
+            or any(seq > upto for topic in topics for seq, _ in list(self.stream.lows.get(topic, ())))
+        ):
+            self.touched[view.name] = at
+            return False
+        return view.time == "day" or seen >= self.touched.get(view.name, seen) + duration(view.lookback)
 
     def reopened(self, view: View) -> date | None:
         """The earliest live day for which a run has changed the rollups since the view was last computed the full way."""
