@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from airflow.sdk import BaseOperator, RetryDecision, RetryPolicy
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from tell import Alarms, tell
+from tell import TOLD, Alarms, tell
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -20,8 +20,6 @@ LOOK = 2.0
 """Seconds between two looks at the stream's heartbeat and progress."""
 SAY = 30.0
 """Seconds between two lines of progress in the task's log: 120 an hour."""
-TOLD = 5
-"""Deaths of a stream in one window before somebody is told of them, and as many times that it hung."""
 DRAINS = timedelta(minutes=3)
 """How long a stream that was asked to end may finish its batch, and what is beside it, without a heartbeat."""
 LONGEST = timedelta(minutes=10)
@@ -131,7 +129,7 @@ class StreamTrigger(BaseTrigger):
         try:
             while True:
                 now = datetime.now(UTC).timestamp()
-                what, said = await asyncio.to_thread(look, self.stream, began)
+                what, said = await asyncio.to_thread(look, self.stream, alarms.since)
                 if said != told and (now - at >= SAY or what != "runs"):
                     self.log.info(said)
                     told, at = said, now
@@ -145,7 +143,7 @@ class StreamTrigger(BaseTrigger):
                     return
                 await asyncio.sleep(LOOK)
         finally:
-            alarms.keep()  # the batches seen, for whoever watches next
+            alarms.keep()  # since when, and the batches seen, for whoever watches next
 
     async def on_kill(self) -> None:
         """Someone cleared or marked the task: the stream drains, and whoever watches it next starts it afresh."""

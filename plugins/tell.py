@@ -17,6 +17,8 @@ OVER = timedelta(minutes=10).total_seconds()
 """The span of batches over which the share of rejects is taken."""
 FEW = 100
 """So many rejects are not a surge yet, whatever their share."""
+TOLD = 5
+"""Deaths of a stream in one window before somebody is told of them, and as many times that it hung."""
 
 
 class Refused(ValueError):
@@ -92,9 +94,14 @@ class Alarms:
         self.stream, self.kept = stream, Settings().state / stream / "told.json"
         self.raised: set[str] = set()
         self.recent: deque[tuple[float, int, int, int]] = deque()
+        self.deaths: deque[str] = deque(maxlen=TOLD)
+        self.since = datetime.now(UTC)
+        """When the stream was first looked at, whoever did."""
         with suppress(FileNotFoundError, ValueError):  # a power cut may have emptied it
             said = json.loads(self.kept.read_text())
             self.raised, self.recent = set(said["raised"]), deque(said["recent"])
+            self.deaths.extend(said.get("deaths", []))
+            self.since = datetime.fromisoformat(said.get("since", self.since.isoformat()))
 
     def look(self) -> None:
         """Tell whether the stream is late, or rejects more than it should, by its progress and the settings' limits."""
@@ -115,8 +122,22 @@ class Alarms:
         self.turn("rejects_surge", surge, f"Stream {self.stream} rejects {rejects / max(records, 1):.0%} of its records", said)
 
     def down(self, silent: bool, said: str) -> None:
-        """Tell of a stream that does not beat and that nobody here starts again."""
-        self.turn("stream_down", silent, f"Stream {self.stream} is silent", said)
+        """Tell of a stream that does not beat, or of a service that has died `TOLD` times within a window and not a window ago:
+        nobody here starts it again. A service's deaths are what its heartbeat says; of a process its operator counts them."""
+        from tidemark import local
+        from tidemark.model import duration
+        from tidemark.settings import Settings
+
+        settings = Settings()
+        beat = local.status(settings, self.stream).get("heartbeat", {})
+        if settings.stream_backend == "service" and beat.get("state") == "failed" and beat["at"] not in self.deaths:
+            self.deaths.append(beat["at"])
+            self.keep()
+        died, window = [datetime.fromisoformat(at) for at in self.deaths], duration(settings.watch_window)
+        if len(died) == TOLD and max(died[-1] - died[0], datetime.now(UTC) - died[-1]) <= window:
+            self.turn("stream_down", True, f"Stream {self.stream} died {TOLD} times", beat.get("error") or said)
+        else:
+            self.turn("stream_down", silent, f"Stream {self.stream} is silent", said)
 
     def count(self, progress: dict[str, Any] | None) -> tuple[int, int]:
         """Records and rejects of the batches seen that ended in the last ten minutes."""
@@ -137,9 +158,11 @@ class Alarms:
         self.keep()
 
     def keep(self) -> None:
-        """Write down what was told, and the batches seen: when it changes, and at the end of a watch."""
+        """Write down since when the stream is looked at, what was told, deaths and the batches seen: when what was told or the
+        deaths change, and at the end of a watch."""
         from tidemark import lake
 
         with suppress(OSError):  # a full disk ends no watcher
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            lake.whole_or_nothing(self.kept, json.dumps({"raised": sorted(self.raised), "recent": [*self.recent]}))
+            said = {"raised": sorted(self.raised), "recent": [*self.recent], "deaths": [*self.deaths]}
+            lake.whole_or_nothing(self.kept, json.dumps(said | {"since": self.since.isoformat()}))

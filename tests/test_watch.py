@@ -441,6 +441,57 @@ def test_a_service_that_has_never_beaten_is_told_of_once_a_start_is_over(plugins
     assert said == ("starting" if what == "runs" else "it has never beaten, and is watched for 660 s; its container has to begin")
 
 
+def test_a_service_that_has_never_beaten_is_told_of_once_though_one_watch_follows_another(plugins, config, monkeypatch):
+    """
+    watched   [11 minutes ago)            [told)[now)
+    """
+
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) - timedelta(minutes=11)
+
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
+    with monkeypatch.context() as before:
+        for module in (plugins.stream, plugins.tell):
+            before.setattr(module, "datetime", Earlier)
+        assert fired(plugins.stream.StreamTrigger("main", 0.0))["said"] == "starting" and told(config) == []
+    for _ in range(2):
+        assert "it has never beaten, and is watched for 66" in fired(plugins.stream.StreamTrigger("main", 0.0))["said"]
+    assert told(config) == ["stream_down"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "many"),
+    [
+        ((4, 3, 2, 1, 0), 1),
+        ((59, 45, 30, 15, 1), 1),
+        ((62, 45, 30, 15, 1), 0),  # four within the window
+        ((130, 120, 110, 100, 90), 0),  # and not since
+        ((240, 200, 160, 120, 80, 40, 0), 0),
+        ((48, 36, 24, 12, 1), 1),
+        ((3, 2, 1, 0), 0),
+    ],
+)
+def test_a_service_that_dies_again_and_again_is_told_of_once_with_its_last_words(plugins, config, monkeypatch, minutes, many):
+    """Its container begins it again each time, so that it always beats."""
+    monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
+    for ago in minutes:
+        for state in ("starting", "failed"):
+            heartbeat(config, state, ago=60 * ago, error="a table is gone")
+            for _ in range(2):  # a death that is seen twice, by another watcher too, is one
+                plugins.tell.Alarms("main").down(False, f"{state}: waiting for its container")
+    assert told(config) == ["stream_down"] * many
+    assert not many or ("died 5 times" in (said := (config.state / "alerts.jsonl").read_text()) and "a table is gone" in said)
+
+
+def test_a_process_that_dies_is_counted_by_its_operator_alone(plugins, config):
+    for ago in range(5, 0, -1):
+        heartbeat(config, "failed", ago=ago)
+        plugins.tell.Alarms("main").down(False, "a table is gone")
+    assert told(config) == []
+
+
 def test_a_silent_service_is_told_of_once_and_again_after_it_was_well(plugins, config):
     alarms = plugins.tell.Alarms("main")
     for silent in (False, True, True, False, True):
