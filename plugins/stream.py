@@ -124,8 +124,12 @@ class StreamTrigger(BaseTrigger):
         return ("stream.StreamTrigger", {"stream": self.stream, "until": self.until})
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        from tidemark.model import duration
+        from tidemark.settings import Settings
+
         told, at = "", 0.0
         alarms, began = Alarms(self.stream), datetime.now(UTC)
+        since = datetime.fromtimestamp(self.until, UTC) - duration(Settings().watch_window)  # the run's begin
         try:
             while True:
                 now = datetime.now(UTC).timestamp()
@@ -138,7 +142,7 @@ class StreamTrigger(BaseTrigger):
                 if what in ("failed", "ended", "stale"):
                     yield TriggerEvent({"what": what, "said": said})
                     return
-                if now >= self.until or await asyncio.to_thread(left, self.stream, began):
+                if now >= self.until or await asyncio.to_thread(left, self.stream, since, began):
                     yield TriggerEvent({"what": "over", "said": said})
                     return
                 await asyncio.sleep(LOOK)
@@ -189,9 +193,10 @@ def look(stream: str, since: datetime | None = None) -> tuple[str, str]:
     return "failed", beat.get("error") or "ended without a word"
 
 
-def left(stream: str, since: datetime) -> bool:
-    """Whether another stream has drained or died since then, is wanted, and nobody has started it again: its task was marked. The
-    next run does, and this one lasts for as long as one stream is watched."""
+def left(stream: str, since: datetime, began: datetime) -> bool:
+    """Whether another stream has drained or died since the run began, is wanted, and nobody has started it again: its task was
+    marked. The next run does, and this one lasts for as long as one stream is watched. `began` is when this watch did: after a
+    time without Airflow each stream's own watcher comes first."""
     from tidemark import local
     from tidemark.pipelines import CATALOG
     from tidemark.settings import Settings
@@ -203,7 +208,7 @@ def left(stream: str, since: datetime) -> bool:
         if beat := local.status(settings, other).get("heartbeat"):
             ended, wanted = (datetime.fromisoformat(one["at"]) for one in (beat, local.wanted(settings, other)))
             patience = LEFT if how == "ended" else LEFT + LONGEST
-            if ended > since and max(ended, wanted) < datetime.now(UTC) - patience:
+            if ended > since and max(ended, wanted, began) < datetime.now(UTC) - patience:
                 return True
     return False
 

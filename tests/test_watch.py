@@ -339,33 +339,55 @@ def test_the_trigger_fires_at_the_window_s_end(plugins, config):
         ("stopped", 290, "running", 400, False),  # its own task starts it
         ("stopped", 400, "running", 290, False),  # likewise: it was drained, and is wanted again
         ("stopped", 310, "stopped", 400, False),
-        ("stopped", 900, "running", 950, False),  # before this watcher began, and so for it to start
+        ("stopped", 900, "running", 950, False),  # before the run began, and so for it to start
         ("running", 310, "running", 400, False),
     ],
 )
 def test_a_stream_that_nobody_starts_again_was_left(plugins, config, state, ago, wanted, since, left):
     heartbeat(config, state, ago=ago)
     asked(config, wanted, since, again=True)
-    assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=10)) is left
+    began = datetime.now(UTC) - timedelta(minutes=10)
+    assert plugins.stream.left("alarms", began, began) is left
+
+
+@pytest.mark.parametrize(("began", "left"), [(310, True), (290, False)], ids=["begun again", "Airflow was away"])
+def test_a_stream_was_left_by_what_its_own_watcher_has_not_done_since_this_one_began(plugins, config, began, left):
+    """
+    run      [20 minutes ago
+    main                    drained, 10 minutes ago ····
+    alarms                                        [five minutes ago
+    """
+    heartbeat(config, "stopped", ago=600)
+    since, again = (datetime.now(UTC) - timedelta(seconds=s) for s in (1200, began))
+    assert plugins.stream.left("alarms", since, again) is left
 
 
 @pytest.mark.parametrize(("ago", "left"), [(910, True), (890, False)], ids=["marked meanwhile", "between two tries"])
 def test_a_dead_stream_was_left_when_its_own_watcher_would_have_tried_again(plugins, config, ago, left):
     heartbeat(config, "failed", ago=ago)
-    assert plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=20)) is left
+    began = datetime.now(UTC) - timedelta(minutes=20)
+    assert plugins.stream.left("alarms", began, began) is left
 
 
 def test_a_stream_that_died_without_a_heartbeat_is_not_known_to_be_left(plugins, config):
     assert plugins.stream.look("main")[0] == "failed"
-    assert not plugins.stream.left("alarms", datetime.now(UTC) - timedelta(minutes=20))
+    began = datetime.now(UTC) - timedelta(minutes=20)
+    assert not plugins.stream.left("alarms", began, began)
 
 
 def test_a_watch_is_over_when_the_task_of_another_stream_was_marked(plugins, config, monkeypatch):
-    """The run ends then, and the next one watches both."""
+    """The run ends then, and the next one watches both. This stream's own watcher may have begun again meanwhile.
+
+    run      [400 s ago
+    alarms             drained, a second ago ····
+    main                                         [now
+    """
     monkeypatch.setattr(plugins.stream, "LEFT", timedelta(0))
     heartbeat(config, "running")
-    heartbeat(config, "stopped", ago=-0.1, stream="alarms")
-    assert fired(plugins.stream.StreamTrigger("main", 9e9))["what"] == "over"
+    heartbeat(config, "stopped", ago=1, stream="alarms")
+    watcher = plugins.stream.WatchStream(task_id="watch", stream="main", window=3600.0)
+    trigger = deferred(lambda: watcher.execute(run(began=400))).trigger
+    assert fired(trigger)["what"] == "over"
 
 
 # --------------------------------------------------------------------------------------------------------------- alarms
