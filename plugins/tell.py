@@ -102,6 +102,9 @@ class Alarms:
             self.raised, self.recent = set(said["raised"]), deque(said["recent"])
             self.deaths.extend(said.get("deaths", []))
             self.since = datetime.fromisoformat(said.get("since", self.since.isoformat()))
+        self.seq: int | None = None
+        self.over, self.before = "stream_late" in self.raised, False
+        """Whether the last batch seen said that it is late, and whether the one before it did."""
 
     def look(self) -> None:
         """Tell whether the stream is late, or rejects more than it should, by its progress and the settings' limits."""
@@ -112,8 +115,12 @@ class Alarms:
         settings = Settings()
         progress = local.status(settings, self.stream).get("progress")
         behind, batch = local.behind(settings, self.stream), local.under_way(settings, self.stream)
-        late = max(behind, batch) > duration(settings.late_after)
-        lag = progress["lag"] if progress else 0
+        late_after, lag = duration(settings.late_after), progress["lag"] if progress else 0
+        if progress and progress["seq"] != self.seq:
+            self.seq, self.before = progress["seq"], self.over
+        self.over = behind > late_after
+        # The first batch after a quiet hour says few records an hour; the next one knows how quick the stream is.
+        late = (self.over and self.before) or batch > late_after
         said = f"{lag:,} records are unread, about {behind} of work; it has been at its batch for {batch}"
         self.turn("stream_late", late, f"Stream {self.stream} is late", said)
         records, rejects = self.count(progress)

@@ -396,10 +396,24 @@ def test_a_watch_is_over_when_the_task_of_another_stream_was_marked(plugins, con
 def test_a_late_stream_is_told_once_and_again_after_it_was_well(plugins, config):
     alarms = plugins.tell.Alarms("main")
     heartbeat(config, "running")
-    for lag in (10, 40_000, 50_000, 10, 40_000):  # at 100 a second, of which five minutes are 30,000
-        progress(config, lag=lag)
+    for seq, lag in enumerate((10, 40_000, 50_000, 60_000, 10, 40_000, 50_000)):  # at 100 a second: five minutes are 30,000
+        progress(config, seq, lag=lag)
         alarms.look()
     assert told(config) == ["stream_late", "stream_late"]
+
+
+def test_a_stream_that_had_nothing_to_read_is_not_late_by_its_first_batch(plugins, config):
+    """
+    [an hour without a record][1500 records, 500 unread: 0.4 a second][those 500: 166 a second]
+    """
+    alarms = plugins.tell.Alarms("main")
+    heartbeat(config, "running")
+    progress(config, 1, records=1500, lag=500, rate=0.4)
+    for _ in range(2):  # a batch that is seen twice is one
+        alarms.look()
+    progress(config, 2, records=500, rate=166.0)
+    alarms.look()
+    assert told(config) == []
 
 
 #   planned 7 [6 minutes ago        now      and the process that is at it: began before, or a minute ago
@@ -427,10 +441,11 @@ def test_a_stream_that_does_not_come_to_the_end_of_its_batch_is_late(plugins, co
 def test_what_was_told_is_not_told_again_by_who_watches_next(plugins, config):
     """The run ends, or the triggerer begins again; ten minutes of batches go on too."""
     heartbeat(config, "running")
-    for seq in range(3):
-        progress(config, seq, 300, 60, lag=40_000)
+    for n in range(3):
         alarms = plugins.tell.Alarms("main")
-        alarms.look()
+        for seq in (2 * n, 2 * n + 1):
+            progress(config, seq, 300, 60, lag=40_000)
+            alarms.look()
         alarms.down(True, "running, and has not beaten for 120 s")
     assert sorted(told(config)) == ["rejects_surge", "stream_down", "stream_late"]
 
