@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from tidemark import airflow
 from tidemark.settings import Settings
@@ -47,3 +48,25 @@ def test_pools_that_could_not_be_set_are_set_at_the_next_start(
     for _ in range(2):
         airflow.prepare(settings)
     assert done == ["db", "pools", "db", "db", "pools", "db"]
+
+
+TOLD = """
+from tidemark.settings import Settings
+said = Settings()
+print(said.zone, said.airflow_database.get_secret_value(), said.wecom_webhook)
+"""
+
+
+@pytest.mark.parametrize("line", ["TIDEMARK_WECOM_WEBHOOK=https://a", "TIDEMARK_ZONE: Asia/Tokyo"], ids=["another", "broken"])
+def test_airflow_and_what_it_starts_keep_what_was_said_at_its_start_whatever_env_says_later(
+    fresh_settings: Callable[[Path], Settings], tmp_path: Path, line: str
+) -> None:
+    """
+    .env      [Europe/Berlin              [another line
+    Airflow             [Europe/Berlin ······· a night)
+    """
+    then = fresh_settings(tmp_path).model_copy(update={"zone": "Europe/Berlin", "airflow_database": SecretStr("sqlite:///x")})
+    (tmp_path / ".env").write_text(f"{line}\n")
+    env = {n: v for n, v in airflow.clean().items() if n != "TIDEMARK_ENV_FILE"} | airflow.environment(then)
+    done = subprocess.run([sys.executable, "-c", TOLD], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("Europe/Berlin sqlite:///x None\n", "")

@@ -79,7 +79,8 @@ def private(path: Path, content: Mapping[str, str]) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What every process of Airflow is told, and every task inherits; settings of the platform included."""
+    """What every process of Airflow is told, and every task inherits; settings of the platform included, so that whatever it
+    starts is of one mind: what `.env` says later holds from the next start on."""
     keys = secret(settings)
     database = settings.airflow_database.get_secret_value() if settings.airflow_database else None
     said = {
@@ -119,14 +120,16 @@ def environment(settings: Settings) -> dict[str, str]:
         ),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "GX_ANALYTICS_ENABLED": "false",
+        "TIDEMARK_ENV_FILE": os.devnull,
         "PYTHONDONTWRITEBYTECODE": "",  # else each task compiles the platform's files again, a third of its CPU
     }
     hidden = {name for name, value in settings if isinstance(value, SecretStr)}  # a dump has asterisks for them
     own = settings.model_dump(mode="json", exclude_none=True, exclude=hidden)
     own |= {"home": str(settings.home.absolute()), "lake": str(settings.lake_path), "jars_dir": str(settings.jars)}
+    for name in ("kafka_password", "airflow_database"):  # and no web hook: the notifier alone has them
+        if given := getattr(settings, name):
+            own[name] = given.get_secret_value()
     said |= {f"TIDEMARK_{name.upper()}": str(value) for name, value in own.items()}
-    if settings.kafka_password:
-        said["TIDEMARK_KAFKA_PASSWORD"] = settings.kafka_password.get_secret_value()
     return said
 
 
