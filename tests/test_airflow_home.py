@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,44 @@ def test_airflow_and_what_it_starts_keep_what_was_said_at_its_start_whatever_env
     env = {n: v for n, v in airflow.clean().items() if n != "TIDEMARK_ENV_FILE"} | airflow.environment(then)
     done = subprocess.run([sys.executable, "-c", TOLD], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("Europe/Berlin sqlite:///x None\n", "")
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Airflow's API, as far as a start asks it."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"scheduler": {"status": "healthy"}}')
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_airflow_is_asked_how_it_is_without_a_proxy(settings: Settings, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")  # where nothing listens
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        found = airflow.health(settings.model_copy(update={"airflow_port": server.server_port}))
+    assert found == {"scheduler": {"status": "healthy"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"NO_PROXY": "intra.example"}, "intra.example,127.0.0.1,localhost"),
+        ({"no_proxy": "a.example", "NO_PROXY": "b.example"}, "a.example,127.0.0.1,localhost"),  # as urllib chooses
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_tasks_ask_airflow_without_a_proxy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, said: dict[str, str], told: str
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    handed = airflow.environment(settings)
+    assert (handed["NO_PROXY"], handed["no_proxy"]) == (told, told)
