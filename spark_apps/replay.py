@@ -7,6 +7,7 @@ import structlog
 import typer
 
 from tidemark import local, settle
+from tidemark.__main__ import terminated_as_interrupted
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -19,6 +20,7 @@ def main(
     first: Annotated[str, typer.Option("--from", help="The first day, ISO; from offset zero unless said.")] = "",
 ) -> None:
     """Exit code 0 also where a gate failed: the person who decides sees it. One replay at a time waits for a decision."""
+    terminated_as_interrupted()  # as Airflow ends what is cleared or marked: the run's record says so
     local.step_aside()
     settle.replay(
         Settings(),

@@ -8,6 +8,7 @@ import structlog
 import typer
 
 from tidemark import local, settle
+from tidemark.__main__ import terminated_as_interrupted
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -18,6 +19,7 @@ def main(
     said: Annotated[Path, typer.Option(help="Where the run's name goes.")],
 ) -> None:
     """Exit code 0 also where a gate failed: the tasks of its table say so."""
+    terminated_as_interrupted()  # as Airflow ends what is cleared or marked: the run's record says so
     local.step_aside()
     wanted = [date.fromisoformat(day) for day in days.split(",")]
     run = settle.settle(Settings(), CATALOG, wanted, reason, structlog.get_logger().info)

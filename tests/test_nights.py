@@ -480,6 +480,52 @@ def test_what_spark_starts_for_a_replay_refuses_to_be_the_second(settings: Setti
     assert "run reprocess-1 (staged: replay) waits for a decision" in " ".join(done.stderr.replace("│", "").split())
 
 
+WAITS = """
+import runpy, sys, threading
+from datetime import UTC, datetime
+from tidemark import lake, local, settle
+app, kind, *words = sys.argv[1:]
+
+class Waits:
+    def __init__(self, *_): ...
+    def work(self):
+        print("at work", flush=True)
+        threading.Event().wait(60)
+
+def at_work(settings, catalog, *_, **__):
+    run = lake.Run("run-1", "running", [], "a night", datetime.now(UTC).isoformat(), "0", kind=kind)
+    lake.save(settings, run)
+    return settle.work(settings, catalog, run, lambda _: None)
+
+local.step_aside, settle.Settling, settle.settle, settle.replay = lambda: None, Waits, at_work, at_work
+sys.argv = [app, *words]
+runpy.run_path(app, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "state"),
+    [
+        ("settle", ["--days", str(DAY), "--reason", "a night", "--said", "said"], "failed"),
+        ("replay", ["--run", "run-1", "--reason", "a mistake"], "running"),  # it goes on when it is begun again
+    ],
+)
+def test_what_is_cleared_or_marked_at_work_says_in_its_record_that_it_was_interrupted(
+    settings: Settings, tmp_path: Path, kind: str, words: list[str], state: str
+) -> None:
+    """Airflow sends SIGTERM to all that the task has started."""
+    (settings.lake_path / "runs").mkdir(parents=True)
+    argv = [sys.executable, "-c", WAITS, str(airflow.ROOT / "spark_apps" / f"{kind}.py"), kind, *words]
+    env = airflow.clean() | airflow.environment(settings)
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert next(running.stdout) == "at work\n"
+        running.terminate()
+        assert running.wait(30) != 0
+    [run] = lake.runs(settings)
+    assert (run.state, run.note) == (state, "interrupted")
+
+
 # --------------------------------------------------------------------------------------------------------------- upkeep
 
 
