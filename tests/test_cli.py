@@ -609,6 +609,18 @@ def test_comparison_of_a_run_that_has_staged_nothing_is_one_sentence(run, config
     assert (ended.exit_code, ended.stderr) == (1, "tidemark: run r1 is dropped; there is nothing staged to compare\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("r1", ""), ("reprocess-0123456789ab", "; answer Drop in Airflow too where it waits under Required Action")],
+)
+def test_run_that_airflow_has_begun_is_dropped_with_a_word_on_who_waits_for_it(run, config, name, said):
+    begun = staged()
+    begun.id = name
+    lake.save(config, begun)
+    assert run("drop", name).stderr == f"run {name} is dropped{said}\n"
+    assert lake.run_of(config, name).state == "dropped"
+
+
 def test_publication_is_taken_back_for_a_reason(run, config, asked):
     lake.save(config, staged())
     back = [settle.Published("daily_traffic", 8, 0, 0.004), settle.Published("page_panes", 5, 0, 0.003)]

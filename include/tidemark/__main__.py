@@ -1087,7 +1087,8 @@ def drop(run: OneRun) -> None:
 
     config = settings()
     lake.drop(config, catalog(), run_named(config, run))
-    typer.echo(f"run {run} is dropped", err=True)
+    too = "; answer Drop in Airflow too where it waits under Required Action" if run.startswith("reprocess-") else ""
+    typer.echo(f"run {run} is dropped{too}", err=True)
 
 
 @app.command()
