@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LOOK = 5.0
 """Seconds between two questions to Kafka and the checkpoint."""
+AGAIN = timedelta(minutes=1)
+"""Between two questions where a day is complete by the triggerer's code, which is that of its start, and not by that of now."""
 
 
 class DayRefused(AirflowFailException, Refused):
@@ -56,11 +58,19 @@ class WaitForDay(BaseOperator):
         until = max(datetime.now(UTC), settle.complete_at(settings, CATALOG, day)) + duration(settings.nightly_patience)
         if unread(self.day) is None:
             return
-        self.defer(trigger=DayTrigger(self.day, until.timestamp()), method_name="resume")
+        patience = until.timestamp()
+        self.defer(trigger=DayTrigger(self.day, patience), method_name="resume", kwargs={"until": patience})
 
-    def resume(self, context: Context, event: dict[str, Any]) -> None:
-        if event["lacks"]:
-            raise AirflowFailException(f"{self.day} is not complete: {event['lacks']}")
+    def resume(self, context: Context, event: Any, until: float = 0.0) -> None:
+        """The triggerer answers by the code that it was started with; that of now may look further ahead, and is asked last."""
+        from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+
+        if not (lacks := unread(self.day)):
+            return
+        if datetime.now(UTC).timestamp() >= until:
+            raise AirflowFailException(f"{self.day} is not complete: {lacks}")
+        self.log.info(lacks)
+        self.defer(trigger=TimeDeltaTrigger(AGAIN), method_name="resume", kwargs={"until": until})
 
 
 class DayTrigger(BaseTrigger):

@@ -677,6 +677,19 @@ def test_what_a_day_lacks_fails_the_wait_with_it_and_no_second_one_begins(plugin
         plugins.day.WaitForDay(task_id="wait", day="2026-11-19").resume({}, event)
 
 
+def test_a_day_that_is_complete_by_the_triggerer_s_code_alone_is_waited_for_on(plugins, config, monkeypatch):
+    """A view looks further ahead by now, and the triggerer was not begun again: once a minute the code of now is asked."""
+    lacks = "late records of 2026-11-19 are waited for until 2026-11-20 06:10 UTC"
+    wait = plugins.day.WaitForDay(task_id="wait", day="2026-11-19")
+    monkeypatch.setattr(plugins.day, "unread", lambda day: lacks)
+    first = deferred(lambda: wait.execute({}))
+    again = deferred(lambda: wait.resume({}, {"lacks": None}, **first.kwargs or {}))
+    assert (again.trigger.moment - datetime.now(UTC)).total_seconds() == pytest.approx(60, abs=5)
+    assert again.kwargs == first.kwargs and deferred(lambda: wait.resume({}, again.trigger.moment, **again.kwargs))
+    monkeypatch.setattr(plugins.day, "unread", lambda day: None)
+    assert wait.resume({}, again.trigger.moment, **again.kwargs) is None
+
+
 def test_a_day_of_a_lake_without_a_stream_is_lacking(plugins, config):
     assert plugins.day.unread(str(date(2026, 11, 19)))
 
