@@ -592,6 +592,7 @@ def test_comparison_is_that_of_the_run_and_made_again_where_it_is_asked_for(run,
     compare.keep(config, staged(), [kept])
     now = compare.Difference("daily_traffic", D19, 3, 0, 0, 2)
     asked(session, "session", None)
+    asked(lake, "staged", [])
     calls = asked(compare, "compare", [now])
     assert "| daily_traffic | 2026-11-19 | 3 | 1 | 0 | 0 |" in run("compare", "r1").stdout
     assert compare.differences_of(json.loads(run("compare", "r1", "--json").stdout)) == [kept]
@@ -599,6 +600,13 @@ def test_comparison_is_that_of_the_run_and_made_again_where_it_is_asked_for(run,
     assert compare.differences_of(json.loads(run("compare", "r1", "--json", "--again").stdout)) == [now]
     [((_, _, _, known, names), _)] = calls
     assert (known.id, names) == ("r1", ["daily_traffic"])  # of page_panes it has staged nothing
+
+
+def test_comparison_of_a_run_whose_staged_files_are_swept_says_so_without_spark(run, config):
+    lake.save(config, staged())
+    ended = run("compare", "r1", "--again")
+    gone = "what run r1 staged of table views/daily_traffic is gone; settle the days again"
+    assert (ended.exit_code, ended.stderr) == (1, f"tidemark: {gone}\n")
 
 
 def test_comparison_of_a_run_that_has_staged_nothing_is_one_sentence(run, config):

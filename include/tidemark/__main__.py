@@ -986,13 +986,15 @@ def compare(
 
     found = engine.kept(config, known)
     if again or found is None:
-        from tidemark import local, session
+        from tidemark import lake, local, session
 
         if known.state not in ("staged", "published", "rolled back"):
             raise Failed(f"run {run} is {known.state}; there is nothing staged to compare")
+        names = [d.name for d in catalog().derived if known.tables.get(d.name, {}).get("rows") is not None]
+        for name in names:
+            lake.staged(lake.table(config, catalog()[name]), known.id)  # or the sentence that it is gone, without Spark
         local.step_aside()
         spark = session.session(config, f"tidemark-compare-{known.id}")
-        names = [d.name for d in catalog().derived if known.tables.get(d.name, {}).get("rows") is not None]
         found = engine.compare(spark, config, catalog(), known, names)
     typer.echo(engine.as_json(known, found) if json_ else engine.as_markdown(known, found))
 
