@@ -763,9 +763,18 @@ def test_message_said_late_says_when_it_was_sent() -> None:
     old = notifier.Record(0, 7, datetime(2026, 11, 19, 12, 0, 5, tzinfo=UTC), None, b"", (), "notify")
     letters = [Letter(message("m1"), record=old, again=True)]
     said = notifier.with_its_age(letters[0].message, letters).content
-    assert said == "12 records\n(sent again: the last try may have been heard)\n(of 2026-11-19 12:00:05 UTC)"
+    assert said == "(sent again: the last try may have been heard)\n(of 2026-11-19 12:00:05 UTC)\n12 records"
     fresh = [Letter(message("m1"))]
     assert notifier.with_its_age(fresh[0].message, fresh) is fresh[0].message
+
+
+@pytest.mark.parametrize(("platform", "kind"), SHAPES)
+def test_message_that_is_cut_says_that_it_is_late_and_said_again(platform: str, kind: str) -> None:
+    old = notifier.Record(0, 7, datetime(2026, 11, 19, 12, 0, 5, tzinfo=UTC), None, b"", (), "notify")
+    one = message("m1", platform, **{**CARD, "kind": kind}, content="x" * 10_000)
+    late = notifier.with_its_age(one, [Letter(one, record=old, again=True)])
+    body = json.dumps(notifier.body(Robot(platform, SecretStr("https://h")), late), ensure_ascii=False)
+    assert "…" in body and "(sent again: " in body and "(of 2026-11-19 12:00:05 UTC)" in body
 
 
 def test_message_that_waited_in_a_file_says_when_it_was_sent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,6 +793,6 @@ def test_message_that_waited_in_a_file_says_when_it_was_sent(settings: Settings,
     headers = tuple((name, str(value).encode()) for name, value in put[0].headers.items())
     by_kafka = notifier.Record(0, 7, datetime.now(UTC), None, b"", headers, "notify")
     for letter in (Letter(message("m1"), record=by_kafka), Letter(message("m1"), path=path, kept=old)):
-        assert notifier.with_its_age(letter.message, [letter]).content == "12 records\n(of 2026-11-19 12:00:05 UTC)"
+        assert notifier.with_its_age(letter.message, [letter]).content == "(of 2026-11-19 12:00:05 UTC)\n12 records"
     wrong = replace(by_kafka, headers=(("kept", b"\xff"),))
     assert Letter(message("m1"), record=wrong).at == wrong.timestamp

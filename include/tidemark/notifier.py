@@ -681,7 +681,8 @@ def with_its_age(message: Message, letters: Sequence[Letter]) -> Message:
         said.append("(sent again: the last try may have been heard)")
     if (at := letters[0].at) and datetime.now(UTC) - at > timedelta(minutes=1):
         said.append(f"(of {at:%Y-%m-%d %H:%M:%S} UTC)")
-    return message.model_copy(update={"content": "\n".join(filter(None, (message.content, *said)))}) if said else message
+    # In front: a platform's limit cuts at the end.
+    return message.model_copy(update={"content": "\n".join(filter(None, (*said, message.content)))}) if said else message
 
 
 # ---- the process

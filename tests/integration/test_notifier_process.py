@@ -222,7 +222,7 @@ def test_killed_between_the_answer_and_the_commit_it_says_so_when_it_says_it_aga
     world.until(lambda: len(world.texts("wecom")) == 2)
     assert world.texts("wecom") == [
         "in the air\n12 records",
-        "in the air\n12 records\n(sent again: the last try may have been heard)",
+        "in the air\n(sent again: the last try may have been heard)\n12 records",
     ]
 
 
