@@ -426,12 +426,22 @@ def test_a_day_that_is_not_over_has_none(settings):
 
 
 def test_a_table_that_cannot_be_read_costs_its_part_and_no_other(settings):
+    """Its numbers are not held against those of the reports before, nor remembered: the next report finds nothing changed."""
     publish(settings, "new", {DAY: {"/": [30]}})
-    table = lake.table(settings, CATALOG["daily_traffic"])
-    for file in table.files():
-        (table.path / file.path).unlink()
-    page = report(settings, CATALOG, DAY)
+    table, memory = lake.table(settings, CATALOG["daily_traffic"]), settings.lake_path / "reports/last.json"
+    report(settings, CATALOG, DAY)
+    before = memory.read_bytes()
+    held = {table.path / file.path: (table.path / file.path).read_bytes() for file in table.files()}
+    for file in held:
+        file.unlink()
+    page = report(settings, CATALOG, DAY + timedelta(days=1))
     assert says(page, "Traffic").startswith("This cannot be had:") and says(page, "The stream now")
+    assert says(page, "Restated days") == says(page, "Traffic") and rows(page, "Restated days") == []
+    assert memory.read_bytes() == before
+    for file, content in held.items():
+        file.write_bytes(content)
+    page = report(settings, CATALOG, DAY + timedelta(days=2))
+    assert says(page, "Restated days") == "No day that a report has shown has changed since."
 
 
 # ------------------------------------------------------------------------------------------------------ the other parts

@@ -151,13 +151,15 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
     if day > last:
         raise ReportError(f"{day} is not over in {settings.zone}; the last day that has a report is {last}")
     folder, standing = settings.lake_path / "reports", stands(settings, catalog, day)
+    lost: Section | None = None
     try:
         shown = traffic(settings, catalog, day)
     except UNREADABLE as error:
-        shown = Shown(sections={"Traffic": unread(error)})
+        lost = unread(error)
+        shown = Shown(sections={"Traffic": lost})
     memory: Mapping[str, Any] = remembered(folder / "last.json")
-    try:
-        again, memory = restated(settings, day, shown.numbers, memory)
+    try:  # without its numbers every day would have changed
+        again, memory = (lost, memory) if lost else restated(settings, day, shown.numbers, memory)
     except UNREADABLE as error:
         again = unread(error)
     sections = {
