@@ -711,14 +711,39 @@ def test_days_published_again_are_shown_old_and_new_until_the_next_report(settin
     assert back[1][0] == "2024-11-20" and back[1][-2:] == ["–", "taken back"]
 
 
-def test_a_day_published_again_by_two_runs_names_both_and_what_each_changed(settings):
+@pytest.mark.parametrize("says_when", [True, False])
+def test_a_day_published_again_by_two_runs_names_both_and_what_each_changed(settings, says_when):
+    """Also where what is remembered is of a version that did not say when a run had published last."""
     publish(settings, "first", {WEEK: {"/": [100]}})
-    report(settings, CATALOG, BEFORE)
+    memory = report(settings, CATALOG, BEFORE).with_name("last.json")
+    if not says_when:
+        memory.write_text(re.sub(r'\n *"at": .*', "", memory.read_text()))
+    assert ('"at"' in memory.read_text()) == says_when
     for number, (run, views, changed) in enumerate((("second", 130, 9), ("third", 131, 1)), 1):
         publish(settings, run, {WEEK: {"/": [views]}}, number, reason=f"the {run} reason")
         compared(settings, run, {"table": "daily_traffic", "day": str(WEEK), "changed": changed})
     told = ["9, 1", "second, third", "the second reason; the third reason"]
     assert rows(report(settings, CATALOG, DAY), "Restated days") == [["2024-11-13", "100", "131", "50", "65", *told]]
+
+
+def test_a_table_that_its_run_publishes_later_is_that_run_s(settings):
+    """Three of the four views are published; a person publishes the last over its check when the report has gone out."""
+    publish(settings, "first", {BEFORE: {"/": [30]}})
+    held = dict.fromkeys(VIEWS, DONE) | {"site_hourly_traffic": FAILED}
+    report(settings, CATALOG, BEFORE)
+    save(settings, "night", [DAY], 1, held)
+    for name in VIEWS[1:]:
+        put(settings, name, "runs/night", traffic(settings, DAY, {"/": [50]})[name])
+    report(settings, CATALOG, DAY)
+    put(settings, VIEWS[0], "runs/night", traffic(settings, DAY, {"/": [50]})[VIEWS[0]])
+    over = FAILED | {"published": "2024-11-21T09:00:00+00:00"}
+    save(settings, "night", [DAY], 1, held | {VIEWS[0]: over}, reason="the night")
+    page = report(settings, CATALOG, DAY + timedelta(days=1))
+    assert rows(page, "Restated days") == [["2024-11-20", "–", "50", "–", "25", "–", "night", "the night"]]
+    # With nothing published in between, it was by hand.
+    put(settings, "site_daily_traffic", "runs/hand", traffic(settings, DAY, {"/": [60]})["site_daily_traffic"])
+    page = report(settings, CATALOG, DAY + timedelta(days=2))
+    assert rows(page, "Restated days") == [["2024-11-20", "50", "60", "25", "30", "–", "night", "changed by hand"]]
 
 
 def test_a_day_of_whose_run_the_record_has_expired_has_not_changed(settings):

@@ -584,27 +584,27 @@ def restated(
     """The days whose publication is another than when a report last saw it, old numbers and new, and the runs that published
     them since, each with what it changed; and what to remember.
 
-    The memory is `{"last": the newest day reported, "days": {day: [{report, run, numbers}, …]}}`, of each day what the newest
-    report saw and what one before it did: the report of one day, written again, is held against the same. A report of a day
-    before the last changes nothing in it.
+    The memory is `{"last": the newest day reported, "days": {day: [{report, run, at, numbers}, …]}}`, of each day what the newest
+    report saw and what one before it did: the report of one day, written again, is held against the same. `at` is when the run
+    had published last: it may publish a table that was held back later. A report of a day before the last changes nothing in it.
     """
     from tidemark import compare
 
     known = lake.runs(settings)
-    said = [(max(t.get("published") or "" for t in r.tables.values()), r) for r in known if r.tables]
+    at = {r.id: max((t.get("published") or "" for t in r.tables.values()), default="") for r in known}
     origins: dict[str, list[lake.Run]] = {}  # oldest first
-    for _, r in sorted((one for one in said if one[0]), key=lambda one: one[0]):
+    for r in sorted((r for r in known if at[r.id]), key=lambda r: at[r.id]):
         for d in r.days:
             origins.setdefault(d, []).append(r)
     of_day = {d: dict(numbers.get(date.fromisoformat(d), {})) for d in origins if d <= str(day)}
-    seen = {d: {"run": origins[d][-1].id, "numbers": counted} for d, counted in of_day.items()}
+    seen = {d: {"run": origins[d][-1].id, "at": at[origins[d][-1].id], "numbers": counted} for d, counted in of_day.items()}
     kept = {d: [e for e in entries if e["report"] < str(day)] for d, entries in memory.get("days", {}).items()}
-    nothing: dict[str, Any] = {"run": None, "numbers": {}}
-    there = {r.id for r in known}  # a record that has expired says nothing of its days
+    nothing: dict[str, Any] = {"run": None, "at": None, "numbers": {}}
     moved = []
     for d, old in ((d, entries[-1]) for d, entries in sorted(kept.items()) if entries):
         new = seen.get(d, nothing)
-        if (d in seen or old["run"] in there) and any(old[name] != new[name] for name in nothing):
+        there = d in seen or old["run"] in at  # a record that has expired says nothing of its days
+        if there and any(old[name] != new[name] for name in ("run", "numbers")):
             moved.append((d, old, new))
     measures = list(dict.fromkeys(m for _, *both in moved for one in both for m in one["numbers"]))
     rows = []
@@ -612,7 +612,8 @@ def restated(
         by = origins.get(d, [])
         ids = [r.id for r in by]
         if old["run"]:  # where it was taken back, the last one stands in its place
-            by = by[ids.index(old["run"]) + 1 :] if old["run"] in ids else by[-1:]
+            since = old.get("at") or at.get(old["run"], "")
+            by = [r for r in by if at[r.id] > since] if old["run"] in ids else by[-1:]
         found = [[c for c in compare.kept(settings, r) or [] if str(c.day) == d] for r in by]
         touched = ", ".join(number(sum(c.changed + c.missing + c.extra for c in them) if them else None) for them in found)
         names, because = ", ".join(r.id for r in by), "; ".join(r.reason for r in by)
@@ -629,7 +630,7 @@ def restated(
         oldest = str(day - duration(settings.keep_records))
         for d in sorted({*seen, *kept}):
             entries, new = kept.get(d, []), seen.get(d, nothing)
-            if not entries or any(entries[-1][name] != new[name] for name in nothing):
+            if not entries or any(entries[-1].get(name) != new[name] for name in nothing):
                 entries = [*entries, {"report": str(day), **new}]
             kept[d] = entries[-2:]
         memory = {"last": str(day), "days": {d: entries for d, entries in sorted(kept.items()) if d >= oldest}}
