@@ -575,6 +575,20 @@ def test_late_events_are_counted_by_the_stream_time_of_their_batch(settings):
     assert ["Late events", "page_views", str(DAY), "", "late by over 2 hours", "1"] in numbers(page)
 
 
+def test_late_events_are_shared_by_the_topics_that_are_held_against_the_limit(settings):
+    """Users are in no view that is computed again for ten minutes back: none of theirs could be late by over that."""
+    noon, half_past = (datetime(2024, 11, 20, 12, minute, tzinfo=UTC) for minute in (0, 30))
+    batch = {"partition": 0, "from_offset": 0, "day": DAY}
+    topics = (("page_views", noon), ("users", half_past))
+    put(settings, "ledger", "live/main-0-1-aa", [batch | {"topic": name, "stream_time": at} for name, at in topics])
+    put(settings, "page_views", "live/main-0-1-aa", [event(0, noon)])
+    put(settings, "users", "live/main-0-1-aa", [event(n, noon) | {"changed_at": noon} for n in range(5)])
+    text = report(settings, CATALOG, DAY).read_text()
+    assert re.findall(r"<span>Late, over 10 minutes</span><b>(.*?)</b><span>(.*?)</span>", text) == [
+        ("0", "of 1 event of page_views")
+    ]
+
+
 def test_tombstones_are_no_events_that_could_be_late(settings):
     noon = datetime(2024, 11, 20, 12, tzinfo=UTC)
     ledger = {"topic": "users", "partition": 0, "from_offset": 0, "stream_time": noon, "day": DAY}

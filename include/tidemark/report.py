@@ -518,8 +518,10 @@ def lateness(settings: Settings, catalog: Catalog, day: date) -> Section:
     figures = [*(Figure(name, day, "", "events", r["events"]) for name, r in rows), *figures]
     tile = None
     if limits:
-        late = sum(r.get(limits[0], 0) for _, r in rows)
-        tile = Tile(f"Late, over {limits[0]}", number(late), [f"of {many(sum(r['events'] for _, r in rows), 'event')}"])
+        held = {name: r for name, r in rows if limits[0] in r}  # against the others that limit is not held
+        late, events = (sum(r[column] for r in held.values()) for column in (limits[0], "events"))
+        of = ", ".join(held) if len(held) <= 3 else many(len(held), "topic")
+        tile = Tile(f"Late, over {limits[0]}", number(late), [f"of {many(events, 'event')} of {of}"])
     return Section(" ".join((says, *refused)), tables=[Table(columns, cells, columns[1:])], figures=figures, tile=tile)
 
 
