@@ -501,9 +501,15 @@ def test_id_is_forgotten_when_the_topic_forgets_it(settings: Settings) -> None:
     sent, long_ago = Sent(settings), time.time() - notifier.KEPT.total_seconds() - 60
     for n in range(100):
         sent.remember({"id": f"m{n}", "platform": "wecom", "state": "said", "attempt": "a"}, long_ago)
-    assert sent.state(message("m1", "wecom")) == "said"
-    sent.remember({"id": "now", "platform": "wecom", "state": "said", "attempt": "b"}, time.time())
-    assert (sent.state(message("m1", "wecom")), len(sent.states)) == ("", 1)
+    assert len(sent.states) == 100
+    sent.remember({"id": "m1", "platform": "wecom", "state": "said", "attempt": "b"}, time.time())
+    assert (sent.state(message("m1", "wecom")), len(sent.states)) == ("said", 1)
+
+
+def test_id_is_forgotten_where_nothing_else_is_said(settings: Settings) -> None:
+    sent, long_ago = Sent(settings), time.time() - notifier.KEPT.total_seconds() - 60
+    sent.remember({"id": "m1", "platform": "wecom", "state": "said", "attempt": "a"}, long_ago)
+    assert sent.state(message("m1", "wecom")) == ""
 
 
 def test_what_is_secret_in_an_id_is_not_noted_and_ids_that_differ_in_it_alone_stay_apart(settings: Settings) -> None:

@@ -408,6 +408,7 @@ class Sent:
     def remember(self, noted: Mapping[str, str], at: float) -> None:
         key = f"{noted['platform']}/{noted['id']}"
         with self.lock:
+            self.forget(at)
             if self.states.get(key, ("", 0.0))[0] != "said":
                 self.states.pop(key, None)
                 self.states[key] = noted["state"], at
@@ -415,12 +416,16 @@ class Sent:
             tries[noted["attempt"]] = at
             if len(tries) > 1000:  # the minute of a robot has no more
                 del tries[next(iter(tries))]
-            while self.states and next(iter(self.states.values()))[1] < at - KEPT.total_seconds():
-                del self.states[next(iter(self.states))]
+
+    def forget(self, at: float) -> None:
+        """What was noted too long before an instant; the lock is the caller's."""
+        while self.states and next(iter(self.states.values()))[1] < at - KEPT.total_seconds():
+            del self.states[next(iter(self.states))]
 
     def state(self, message: Message) -> str:
-        """What was noted of a message last; empty where nothing was. What was said stays said."""
+        """What was noted of a message last; empty where nothing was, or too long ago. Until then, what was said stays said."""
         with self.lock:
+            self.forget(time.time())
             return self.states.get(f"{message.platform}/{apart(message.id, self.hidden)}", ("", 0.0))[0]
 
     def ages(self, platform: str, within: float) -> list[float]:
