@@ -86,6 +86,25 @@ def test_secret_is_told_nowhere(tmp_path, words):
     assert notify.MASK in said and len(told(config)) == len(events) == 1
 
 
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        ("postgresql+psycopg2://airflow:p%40ge-p4ss@db/airflow", "airflow signed in with p@ge-p4ss, and p%40ge-p4ss"),
+        (
+            "postgresql+psycopg2://airflow:p[ge-p4ss@db/airflow",
+            "no such host: postgresql+psycopg2://airflow:p[ge-p4ss@db/airflow",
+        ),
+    ],
+    ids=["password", "malformed"],
+)
+def test_address_of_a_database_is_told_nowhere_and_stops_no_telling(tmp_path, secret, text):
+    """Nor is its password without the address around it; where the address is none, all of it is secret."""
+    config = Settings(_env_file=None, home=tmp_path, airflow_database=SecretStr(secret))
+    notify.notify(config, "stream_down", "t", text)
+    [line] = told(config)
+    assert notify.MASK in line["text"] and "ge-p4ss" not in line["text"]
+
+
 def test_what_is_not_secret_is_left_as_it_is(config):
     text = "passed 12 of 12 checks: http://127.0.0.1:18080/dags/nightly, tidemark settle --day 2026-11-19"
     notify.notify(config, "report", text, text, key="page, pane", passed=True)

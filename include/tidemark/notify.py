@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import structlog
 from filelock import FileLock
@@ -239,11 +239,15 @@ def secrets(settings: Settings) -> list[str]:
 
 
 def parts(secret: str) -> list[str]:
-    """A secret, and of an address the values of its query too: a token is secret without the address around it.
+    """A secret, and of an address its password and the values of its query too: they are secret without the address around them.
 
-    Values of a few letters are none, and to hide them would spoil every text.
+    Values of a few letters are none, and to hide them would spoil every text. Raises nothing, whatever somebody has set.
     """
-    values = [value for _, value in parse_qsl(urlsplit(secret).query) if len(value) > 7] if "://" in secret else []
+    values: list[str] = []
+    with suppress(ValueError):  # it may look like an address and be none
+        address = urlsplit(secret if "://" in secret else "")
+        values = [unquote(address.password or ""), *(value for _, value in parse_qsl(address.query))]
+    values = [value for value in values if len(value) > 7]
     return [secret, *values, *(quote(value, safe="") for value in values)]
 
 
