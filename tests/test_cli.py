@@ -830,11 +830,14 @@ def test_screen_names_the_table_whose_log_is_damaged(run, config):
     assert ended.exit_code == 1 and "tidemark: table views/site_last_hour: its log entry" in ended.stderr
 
 
-@pytest.mark.parametrize("length", [0, 100])
-def test_screen_names_the_table_of_which_a_file_is_damaged(run, config, length):
+@pytest.mark.parametrize("length", [0, 100, None])
+def test_screen_names_the_table_of_which_a_file_is_damaged_or_gone(run, config, length):
     write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE)
     [file] = (config.lake_path / "views/site_last_hour").glob("live/**/*.parquet")
-    os.truncate(file, length)
+    if length is None:
+        file.unlink()
+    else:
+        os.truncate(file, length)
     ended = run("watch", "--seconds", "0.1")
     assert ended.exit_code == 1
     assert ended.stderr.startswith("tidemark: table views/site_last_hour cannot be read (")

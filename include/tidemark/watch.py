@@ -99,8 +99,6 @@ class Newest:
 
         try:
             return table.to_pyarrow_dataset(file_pruning_predicate=wanted).to_table().to_pylist()
-        except FileNotFoundError:
-            raise
         except (ArrowException, DeltaError, OSError) as error:
             because = str(error).splitlines()[0].rstrip(".")
             raise lake.LakeError(
