@@ -119,6 +119,23 @@ def test_kind_is_said_as_its_platform_takes_it(platform: str, kind: str, world: 
     assert [heard.body for heard in world.heard] == [SHAPES[platform, kind]]
 
 
+@pytest.mark.parametrize("platform", ["dingtalk", "wecom"])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("#1 in line", "### Late\n\n#1 in line"),
+        ("# Late\n12 records", "# Late\n12 records"),
+        ("#### Late @ann\n12 records", "#### Late @ann\n12 records"),
+        ("(of 2026-11-19 12:00:05 UTC)\n# Late\n12 records", "(of 2026-11-19 12:00:05 UTC)\n# Late\n12 records"),
+        ("# Orders\n12 records", "### Late\n\n# Orders\n12 records"),
+    ],
+    ids=["no heading", "its own", "more than its own", "its own, late", "another"],
+)
+def test_title_is_the_heading_of_markdown_unless_a_heading_has_it(platform: str, content: str, text: str) -> None:
+    robot = Robot(platform, SecretStr("https://h"))
+    assert text in notifier.body(robot, message("m1", platform, kind="markdown", content=content))["markdown"].values()
+
+
 CALLED = {"mention": ("all", "13800001111", "+49-151-1234567", "zhang.san")}
 
 

@@ -211,7 +211,9 @@ def as_text(message: Message) -> str:
 
 
 def as_markdown(message: Message) -> str:
-    heading = f"### {message.title}" if message.title and not message.content.startswith("#") else ""
+    """The title is its heading, unless the first heading of the content has it: nowhere else does WeCom show a title."""
+    first = next((line for line in message.content.splitlines() if re.match("#{1,6} ", line)), "")
+    heading = f"### {message.title}" if message.title not in first else ""
     picture = f"![]({message.picture})" if message.picture else ""
     link = f"[{message.title or message.link}]({message.link})" if message.link else ""
     return "\n\n".join(filter(None, (heading, message.content, picture, link)))
