@@ -326,6 +326,7 @@ def test_trouble_that_stays_is_a_dead_letter_after_the_patience(trick: str, beca
     assert post.buried["m1"].startswith(because)
     assert time.monotonic() - began < 15
     assert world.heard == []
+    assert post.sent.state(message("m1")) == "refused"  # so that a replay does not say that it may have been heard
 
 
 @pytest.mark.parametrize(
@@ -581,6 +582,39 @@ def test_letter_that_is_buried_again_has_a_key_of_its_own(settings: Settings, mo
         record = notifier.Record(0, offset, datetime.now(UTC), None, b"", (), "notify")
         assert here.bury_record(record, one, "a test")
     assert keys == ["dingtalk/m1/0/7", "dingtalk/m1/0/9", "dingtalk/m1/0/7", "notify/0/8"]
+
+
+def test_letter_that_is_replayed_says_when_it_was_sent_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    sent, 12:00:05 ──▶ buried ──▶ replayed ──▶ buried again ──▶ replayed
+    """
+    old, there = datetime(2026, 11, 19, 12, 0, 5, tzinfo=UTC), dict[str, list[notifier.Record]]()
+
+    def produce(_: Settings, topic: Any, events: list[kafka.Event], **__: Any) -> kafka.Delivery:
+        for event in events:
+            headers = tuple(
+                (name, value if isinstance(value, bytes) else str(value).encode()) for name, value in event.headers.items()
+            )
+            key = str(event.key).encode()
+            record = notifier.Record(0, 7, datetime.now(UTC), key, event.value, headers, topic.name)  # type: ignore[arg-type]
+            there.setdefault(topic.name, []).append(record)
+        return kafka.Delivery(sent=1, delivered=1)
+
+    monkeypatch.setattr(kafka, "produce", produce)
+    monkeypatch.setattr(kafka, "consume", lambda _, topic, *__: iter(there[topic]))
+    here = notifier.Notifier(settings, {}, QUICK)
+    one = message("m1", "telex")
+    value = one.model_dump_json().encode()
+    by_kafka = notifier.Record(0, 7, old, None, value, (), "notify")
+    for first in (Letter(one, record=by_kafka), Letter(one, path=Path("kept"), kept=old)):
+        letter = first
+        for _ in range(2):
+            there.clear()
+            here.bury([letter], "a test")
+            here.lay()
+            notifier.replay(settings, notifier.dead_letters(settings))
+            letter = Letter(one, record=there["notify"][0])
+        assert notifier.with_its_age(one, [letter]).content == "(of 2026-11-19 12:00:05 UTC)\n12 records"
 
 
 #   [look, 5 s         )  1 s  [look

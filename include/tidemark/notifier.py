@@ -387,9 +387,9 @@ def apart(name: str, hidden: list[str]) -> str:
 class Sent:
     """Which messages were said, in memory and in the topic `notify_sent`.
 
-    A message is noted as `saying` before its first try and as `said` or `refused` after its answer. One that is only `saying`
-    when a notifier starts was in the air when the last one died: it is said again, and says so. No id is noted with what is
-    secret in it.
+    A message is noted as `saying` before its first try, and as `said` after its answer or `refused` when it is given up. One
+    that is only `saying` when a notifier starts was in the air when the last one died: it is said again, and says so. No id is
+    noted with what is secret in it.
     """
 
     def __init__(self, settings: Settings, hidden: Sequence[str] = ()) -> None:
@@ -466,6 +466,13 @@ class Sent:
 # ---- one robot's thread
 
 
+def sent_at(record: Record) -> datetime:
+    """When what a record holds was sent first: it may have waited in a file, or been a dead letter, and says so in `kept`."""
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat((dict(record.headers).get("kept") or b"").decode()).astimezone(UTC)
+    return record.timestamp
+
+
 @dataclass(frozen=True, eq=False)
 class Letter:
     """A message that waits for its robot, and where it came from: a record of Kafka, or a file."""
@@ -481,11 +488,7 @@ class Letter:
     @property
     def at(self) -> datetime | None:
         """When it was sent: to Kafka, or into the file in which it waited for Kafka."""
-        if self.record is None:
-            return self.kept
-        with suppress(ValueError, OverflowError):
-            return datetime.fromisoformat((dict(self.record.headers).get("kept") or b"").decode()).astimezone(UTC)
-        return self.record.timestamp
+        return sent_at(self.record) if self.record else self.kept
 
     @property
     def size(self) -> int:
@@ -642,8 +645,7 @@ class Target:
                     self.waiting.extendleft(reversed(kept))
                     self.bytes += sum(letter.size for letter in kept)
                 return
-            if answer.outcome == "refused":
-                self.sent.note(messages, "refused", attempt, now=False)
+            self.sent.note(messages, "refused", attempt, now=False)
             self.bury(fresh, because)
             return
         self.sent.note(messages, "said", attempt, now=in_kafka)
@@ -717,7 +719,7 @@ class Notifier:
             settings, GROUP, [NOTIFY.name], most=1_000_000, assigned=self.assigned, revoked=self.revoked
         )  # a robot's queue has a limit of its own, and no robot's shall hold up another's
         self.spooled: set[Path] = set()
-        self.unburied: deque[tuple[Record | None, Path | None, Message | None, str]] = deque()
+        self.unburied: deque[tuple[Record | None, Path | None, Message | None, str, datetime | None]] = deque()
         self.early: deque[Record] = deque()
         self.beat_due = self.look_due = 0.0
         self.started = False  # whether it has the partition, and knows what was said before
@@ -804,7 +806,8 @@ class Notifier:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            self.unburied.append((record, None, None, f"not a message: {where + ': ' if where else ''}{first['msg']}"))
+            because = f"not a message: {where + ': ' if where else ''}{first['msg']}"
+            self.unburied.append((record, None, None, because, sent_at(record)))
             return
         self.queue(Letter(message, record=record))
 
@@ -836,20 +839,20 @@ class Notifier:
 
     def bury(self, letters: Sequence[Letter], because: str) -> None:
         """Have letters laid into the dead-letter topic, soon; until they lie there, they stay where they were."""
-        self.unburied.extend((letter.record, letter.path, letter.message, because) for letter in letters)
+        self.unburied.extend((letter.record, letter.path, letter.message, because, letter.at) for letter in letters)
 
     def lay(self) -> None:
         """Lay down what is to be buried, for a moment, and be done with it. What Kafka does not take is the last next time."""
         until = time.monotonic() + LOOK
         while self.unburied and time.monotonic() < until:
-            record, path, message, because = one = self.unburied.popleft()
-            if not self.bury_record(record, message, because):
+            record, path, message, because, sent = one = self.unburied.popleft()
+            if not self.bury_record(record, message, because, sent):
                 self.unburied.append(one)
                 return
             self.done_with(record, path)
 
-    def bury_record(self, record: Record | None, message: Message | None, because: str) -> bool:
-        """One dead letter: the bytes as they came but for our own secrets, and why, where from and when beside."""
+    def bury_record(self, record: Record | None, message: Message | None, because: str, sent: datetime | None = None) -> bool:
+        """One dead letter: the bytes as they came but for our own secrets, and why, where from, when, and when sent beside."""
         value = record.value if record and record.value is not None else message.model_dump_json().encode() if message else b""
         for secret in self.hidden:
             value = value.replace(secret.encode(), notify.MASK.encode())
@@ -859,6 +862,7 @@ class Notifier:
         because = notify.masked(because, self.hidden)
         headers = {"because": because, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         headers |= {"from": f"{record.topic}/{record.partition}/{record.offset}"} if record else {}
+        headers |= {"kept": sent.isoformat()} if sent else {}
         event = Event(value, key=whole, headers={n: v.encode() for n, v in headers.items()})
         try:
             done = kafka.produce(self.settings, DEAD_LETTERS, [event], patience=notify.PATIENCE, options=notify.AT_ONCE)
@@ -940,13 +944,17 @@ def run(settings: Settings, robots: Mapping[str, Robot], stopped: Callable[[], b
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was not said, and why. `key` names it: platform, id, and the partition and offset where it lay."""
+    """A message that was not said, and why. `key` names it: platform, id, and the partition and offset where it lay.
+
+    `at` is when it was laid down, `kept` when it was sent first.
+    """
 
     key: str
     because: str
     at: str
     origin: str
     value: bytes
+    kept: str = ""
 
 
 def dead_letters(settings: Settings) -> list[DeadLetter]:
@@ -957,7 +965,8 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
         found.pop(key, None)
         if record.value is not None:
             said = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
-            found[key] = DeadLetter(key, said.get("because", ""), said.get("at", ""), said.get("from", ""), record.value)
+            because, at, origin, kept = (said.get(name, "") for name in ("because", "at", "from", "kept"))
+            found[key] = DeadLetter(key, because, at, origin, record.value, kept)
     return list(found.values())
 
 
@@ -967,7 +976,7 @@ def replay(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     Cut off in between, one may come twice; its id is the same, and it is said once. Raises `ConnectionError`, `TopicMissing`.
     """
     for letter in letters:
-        write(settings, NOTIFY, Event(letter.value))
+        write(settings, NOTIFY, Event(letter.value, headers={"kept": letter.kept} if letter.kept else {}))
         write(settings, DEAD_LETTERS, Event(None, key=letter.key))
     return len(letters)
 
