@@ -48,6 +48,11 @@ KEPT = duration(SENT.retention)
 """How long the id of a message that was said is remembered."""
 HELD = 16 * 1024 * 1024
 """Bytes of messages that may wait for one robot; what is more goes to the dead letters at once."""
+AS_LARGE: Mapping[str, Any] = {**notify.AT_ONCE, "message.max.bytes": 100_000_000, "queue.buffering.max.kbytes": 100_000}
+"""For a producer of what has come in: as large as a consumer takes it (`receive.message.max.bytes`).
+
+Kafka measures a batch as it comes, compressed; librdkafka measures a record that it sends before that.
+"""
 READ = 64 * 1024
 """Bytes of an answer that are read."""
 
@@ -865,7 +870,7 @@ class Notifier:
         headers |= {"kept": sent.isoformat()} if sent else {}
         event = Event(value, key=whole, headers={n: v.encode() for n, v in headers.items()})
         try:
-            done = kafka.produce(self.settings, DEAD_LETTERS, [event], patience=notify.PATIENCE, options=notify.AT_ONCE)
+            done = kafka.produce(self.settings, DEAD_LETTERS, [event], patience=notify.PATIENCE, options=AS_LARGE)
             wrong = "; ".join(done.errors)
         except Exception as error:
             wrong = type(error).__name__
@@ -989,6 +994,6 @@ def drop(settings: Settings, letters: Sequence[DeadLetter]) -> int:
 
 
 def write(settings: Settings, topic: Any, event: Event) -> None:
-    delivery = kafka.produce(settings, topic, [event], options=notify.AT_ONCE, patience=30)
+    delivery = kafka.produce(settings, topic, [event], options=AS_LARGE, patience=30)
     if not delivery.complete:
         raise kafka.BrokerAway(f"topic {topic.name} did not take it: {'; '.join(delivery.errors)}")

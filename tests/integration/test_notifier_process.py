@@ -299,6 +299,21 @@ def test_dead_letter_has_its_reason_and_goes_again_once_mended(told, world, star
     assert world.texts("dingtalk") == ["refused\n(of 2026-11-19 12:00:05 UTC)\n12 records"]
 
 
+def test_message_that_came_in_by_its_compression_goes_the_same_way_to_the_dead_letters_and_back(told, world, start) -> None:
+    """Kafka measures a batch as it comes, a producer of ours each record before it is compressed."""
+    settings = told()
+    process = running(start, settings)
+    large = {"message.max.bytes": 2**20}
+    events = [message("large", "telex", content="x" * 900_000).model_dump_json().encode()]
+    assert kafka.produce(settings, NOTIFY, events, options=large).complete
+    world.until(lambda: uncommitted(settings) == 0)
+    [letter] = notifier.dead_letters(settings)
+    assert len(letter.value) > 900_000 and letter.because.startswith("there is no robot for platform")
+    process.drains()
+    assert command(settings, "dead-letters", "replay", "--all").stderr == "1 sent again\n"
+    assert uncommitted(settings) == 1 and notifier.dead_letters(settings) == []
+
+
 def test_letters_whose_ids_are_masked_stay_apart(told) -> None:
     settings = told()
     here = notifier.Notifier(settings, {}, notifier.Pace())
