@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tidemark import quality
-from tidemark.model import Check, Live, Topic, View, catalog, expect, rollup, view
+from tidemark import lake, quality, settle
+from tidemark.model import Check, Live, Topic, View, catalog, expect, midnight, rollup, view
 from tidemark.quality import Judged, Verdict
 
 START, END = datetime(2026, 11, 19, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
@@ -397,7 +397,8 @@ def test_a_block_says_why_to_its_root():
     )
 
 
-def test_a_live_way_that_reads_a_failed_table_blocks_its_view():
+@pytest.mark.parametrize(("failed", "blocked"), [("minutes", set()), ("page_panes", {"last_hour", "peaks"})])
+def test_what_is_blocked_is_held_back_and_what_a_live_way_alone_reads_blocks_nothing(settings, monkeypatch, failed, blocked):
     @rollup(reads={"views": PAGE_VIEWS}, key=("page", "minute"), time="minute", merge={"views": "distinct"})
     def minutes(views): ...
 
@@ -407,8 +408,19 @@ def test_a_live_way_that_reads_a_failed_table_blocks_its_view():
     @last_hour.live(every="5 seconds", back="10 minutes", reads={"minutes": minutes})
     def newest(minutes): ...
 
-    pipeline = SimpleNamespace(__name__="pipeline", a=PAGE_VIEWS, b=page_panes, c=minutes, d=last_hour)
-    assert set(quality.blocked(catalog([pipeline]), ["minutes"])) == {"last_hour"}
+    @view(reads={"hours": last_hour}, key=("page", "day"), time="day")
+    def peaks(hours): ...
+
+    pipeline = SimpleNamespace(__name__="pipeline", a=PAGE_VIEWS, b=page_panes, c=minutes, d=last_hour, e=peaks)
+    everything = catalog([pipeline])
+    monkeypatch.setattr(settle.Settling, "keep", lambda *_: None)
+    monkeypatch.setattr(settle.Settling, "rows_staged", lambda *_: 1)
+    settling = settle.Settling(settings, everything, lake.Run("r", "running", [], "test", "", ""), print)
+    settling.failed = {failed: "its function raised"}
+    settling.judge(everything.derived)
+    tables = settling.run.tables
+    assert {name for name in tables if tables[name]["gate"] == "blocked"} == blocked
+    assert {name for name in tables if settling.run.held_back(name)} == {failed, *blocked}
 
 
 # ------------------------------------------------------------------------------------------------------------- keeping

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from tidemark.model import Catalog, Check, Declared, Topic, expect, sources
+from tidemark.model import Catalog, Check, Declared, Topic, expect
 
 if TYPE_CHECKING:
     import pyarrow
@@ -529,14 +529,15 @@ def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdi
 
 
 def blocked(catalog: Catalog, failed: Iterable[str]) -> dict[str, str]:
-    """Every rollup and view that reads a failed table, directly or through others, with the sentence why.
+    """Every rollup and view that reads a failed table, directly or through others, with the sentence why. What a live way alone
+    reads blocks nothing: no settled row is made of it.
 
     Raises `KeyError` for a name that the catalog does not have.
     """
     broken = {catalog[name].name for name in failed}
     why: dict[str, str] = {}
     for declared in catalog.derived:  # each after what it reads
-        for source in sources(declared):
+        for source in declared.reads.values():
             if source.name in broken:
                 why[declared.name] = f"{declared.name} reads {source.name}, which failed its checks"
                 break
