@@ -143,9 +143,14 @@ def test_own_checks_have_the_same_names_whatever_type_time_has():
     assert names[0] == names[1] == names[2]
 
 
-def test_a_day_of_25_hours_is_one_day():
-    berlin = ZoneInfo("Europe/Berlin")
-    assert quality.days(datetime(2026, 10, 25, tzinfo=berlin), datetime(2026, 10, 26, tzinfo=berlin)) == (date(2026, 10, 25),) * 2
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [("Europe/Berlin", date(2026, 10, 25)), ("Europe/Berlin", date(2026, 3, 29)), ("Africa/Cairo", date(2026, 4, 23))],
+    ids=["of 25 hours", "of 23 hours", "before one that begins at 01:00"],
+)
+def test_a_day_is_one_day_whatever_the_clocks_do(zone, day):
+    start, end = (midnight(d, ZoneInfo(zone)).astimezone(ZoneInfo(zone)) for d in (day, day + timedelta(days=1)))
+    assert quality.days(start, end) == (day, day)
 
 
 # ----------------------------------------------------------------------------------------------------- declared checks

@@ -135,7 +135,9 @@ def own_checks(declared: Declared, start: datetime, end: datetime, *, dates: boo
 
 def days(start: datetime, end: datetime) -> tuple[date, date]:
     """The first and the last business day that `[start, end)` touches, both inclusive."""
-    return start.date(), (end - timedelta(microseconds=1)).date()
+    # In UTC: an hour that the zone's clocks leave out is none to take a microsecond from.
+    last = (end.astimezone(UTC) - timedelta(microseconds=1)).astimezone(end.tzinfo)
+    return start.date(), last.date()
 
 
 # ------------------------------------------------------------------------------------------------------------- judging
