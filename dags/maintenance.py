@@ -10,7 +10,6 @@ from tidemark.settings import Settings
 
 SETTINGS = Settings()
 KEEP_AIRFLOW = timedelta(days=60)
-KEEP_DOCS = timedelta(days=60)
 
 
 @dag(
@@ -68,7 +67,9 @@ def maintenance() -> None:
         """Pages of validations older than sixty days."""
         import time
 
-        old, gone = time.time() - KEEP_DOCS.total_seconds(), 0
+        from tidemark.quality import PAGES_KEPT
+
+        old, gone = time.time() - PAGES_KEPT.total_seconds(), 0
         for page in (SETTINGS.home / "docs").rglob("validations/**/*"):
             if page.is_file() and page.stat().st_mtime < old:
                 page.unlink()

@@ -2,10 +2,12 @@
 
 import html
 import json
+import re
 import subprocess
 import sys
 import time
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
@@ -18,6 +20,7 @@ from tidemark.quality import Judged, Verdict
 
 START, END = datetime(2026, 11, 19, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
 TEN, ELEVEN = START + timedelta(hours=10), START + timedelta(hours=11)
+OPERATING = Path(__file__).parent.parent / "docs" / "operating.md"
 HOSTILE = "<script>alert('x')</script>"
 
 PAGE_VIEWS = Topic(
@@ -309,12 +312,13 @@ def test_a_query_is_run_once_where_it_finds_no_row_and_again_for_its_rows_where_
     assert [sum(f"pv < {n}" in query for query in asked) for n in (1, 2)] == [1, 3]
 
 
-def test_the_oldest_pages_go(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(quality, "PAGES_KEPT", 2)
-    for run in ("a", "b", "c"):
-        quality.judge(run, {"hourly_traffic": Judged(hourly_traffic, hours(spark, ("/a", TEN, 1)), START, END)}, tmp_path)
+def test_pages_go_once_they_are_as_old_as_operating_says(tmp_path):
+    (kept,) = re.findall(r"^\| pages of checks in `docs`; .* \| (\d+) days,", OPERATING.read_text(), re.MULTILINE)
+    now, table = datetime.now(UTC), [("hourly_traffic", [quality.Unasked(expect("ExpectX", column="a"), "it is unknown")])]
+    for ago in (int(kept) + 1, int(kept) - 1, 0):
+        quality.write_pages(tmp_path, f"settle-{ago}", now - timedelta(days=ago), table)
     for kind in ("results/**/*.json", "validations/**/*.html"):
-        assert sorted(file.parts[-3] for file in tmp_path.glob(kind)) == ["b", "c"]
+        assert {file.parts[-3] for file in tmp_path.glob(kind)} == {f"settle-{int(kept) - 1}", "settle-0"}
 
 
 def test_docs_that_cannot_be_written_cost_no_verdict(spark, tmp_path):

@@ -38,8 +38,8 @@ VERDICTS = (
 
 SAMPLE = 5
 LONGEST_TEXT = 200
-PAGES_KEPT = 500
-"""The newest pages that Data Docs keep; older verdicts are in `lake/verdicts`, which forgets nothing."""
+PAGES_KEPT = timedelta(days=60)
+"""How long Data Docs keep a page; `lake/verdicts` keeps its verdicts longer."""
 
 TWICE = "SELECT kafka.partition, kafka.offset, count(*) AS times FROM {batch} GROUP BY 1, 2 HAVING count(*) > 1"
 """The records that a log has more than once."""
@@ -416,7 +416,7 @@ def plain(value: Any) -> Any:
 
 
 def write_pages(docs: Path, run: str, judged_at: datetime, pages: Sequence[tuple[str, Sequence[Any]]]) -> None:
-    """One page for each table of the run, in the site of all runs; the oldest beyond `PAGES_KEPT` go."""
+    """One page for each table of the run, in the site of all runs; those older than `PAGES_KEPT` go."""
     from great_expectations.core import ExpectationSuiteValidationResult, RunIdentifier
     from great_expectations.data_context.types.resource_identifiers import ExpectationSuiteIdentifier, ValidationResultIdentifier
 
@@ -442,9 +442,9 @@ def write_pages(docs: Path, run: str, judged_at: datetime, pages: Sequence[tuple
         )
         keys.append(ValidationResultIdentifier(ExpectationSuiteIdentifier(table), named, table))
         store.set(keys[-1], whole)
-    known = sorted(store.list_keys(), key=lambda key: key.run_id.run_time, reverse=True)
-    for old in known[PAGES_KEPT:]:
-        store.remove_key(old)
+    for key in store.list_keys():
+        if key.run_id.run_time < judged_at - PAGES_KEPT:
+            store.remove_key(key)
     context.build_data_docs(site_names=["verdicts"], resource_identifiers=keys)
 
 
