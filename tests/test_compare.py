@@ -61,11 +61,20 @@ def of_two_streams(minutes, ads): ...
 
 
 DAYS = replace(hours, name="days", key=("day",), time="day")
+
+
+@view(reads={"days": DAYS}, key=("day",), time="day", lookback="12 hours", live=Live("1 minute", "2 hours"))
+def over_days(days): ...
+
+
 MARKS = replace(hours, name="marks")
 
 
 @MARKS.live(every="5 seconds", back="2 hours", reads={"minutes": minutes}, coarse=True)
 def newest(minutes): ...
+
+
+SPRING = {"zone": "Europe/Berlin", "day": date(2024, 4, 1), "published": 8, "view": replace(hours, lookback="1 day")}
 
 
 def at(hour: int, minute: int = 0, day: date = DAY) -> datetime:
@@ -83,7 +92,8 @@ BATCHES = (
 
 
 def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datetime]], **more: Any) -> list[int] | list[date]:
-    """Which hours of the day (or which days, for a view of days) late events explain."""
+    """Which hours of the day (or which days, for a view of days) late events explain, where a day's rows differ."""
+    day = more.get("day", DAY)
     settings, one = Settings(_env_file=None, home=tmp_path, zone=more.get("zone", "UTC")), more.get("view", hours)
     ledger, log, ads = lake.ledger(settings), lake.table(settings, CLICKS), lake.table(settings, ADS)
     ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
@@ -118,21 +128,21 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
         for p, o, time in events
     ]
     lake.append(log, lake.Batch("main", 7, 9), rows_of(log, records))
-    run = lake.Run("new", "running", [str(DAY)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
+    run = lake.Run("new", "running", [str(day)], "", "", "0", pins={"main": lake.Pin("main", more.get("pin", 9), {}, "")})
     topic = TABLE if one in (joined, held) else CLICKS
     views = [v for v in (*one.reads.values(), one) if isinstance(v, View)]
     catalog = Catalog({"clicks": topic, "ads": ADS}, {"minutes": minutes}, {v.name: v for v in views})
     pins = {"main": lake.Pin("main", more["published"], {"clicks": {"0": 99, "1": 99}}, "")} if "published" in more else None
     arrivals = compare.Arrivals(spark, settings, more.get("lived", {}))
-    spans = compare.spans_of_late(arrivals, catalog, one, one.refresh, run, [DAY], pins)
-    times = [at(0) + timedelta(hours=n) for n in range(-24, 48)]
+    spans = compare.spans_of_late(arrivals, catalog, one, one.refresh, run, [day], pins)
+    times = [at(0, 0, day) + timedelta(hours=n) for n in range(-24, 48)]
     candidates = (
         pa.table({"day": sorted({t.date() for t in times})})
         if one.time == "day"
         else pa.table({"hour": pa.array(times, pa.timestamp("us", "UTC"))})
     )
     found = [r[one.time] for r in fold.within(spark.createDataFrame(candidates), one.time, spans).toArrow().to_pylist()]
-    return sorted(found) if one.time == "day" else sorted(int((t - at(0)) / timedelta(hours=1)) for t in found)
+    return sorted(found) if one.time == "day" else sorted(int((t - at(0, 0, day)) / timedelta(hours=1)) for t in found)
 
 
 def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
@@ -178,8 +188,12 @@ def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
         ([(0, 0, at(5, 30))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0))], {"view": DAYS}, [DAY]),
         ([(0, 0, at(0, 30))], {"view": replace(DAYS, lookahead="1 hour")}, [DAY - timedelta(days=1), DAY]),
+        ([(0, 0, at(5, 30))], {"view": over_days}, [DAY, NEXT]),
+        ([(0, 0, at(5, 30, DAY - timedelta(days=1)))], {"view": over_days}, [DAY - timedelta(days=1), DAY]),
         # midnight is 18:30 and cuts an hour, which is the earlier day's: the event is of the later one
         ([(0, 20, at(18, 45))], {"zone": "Asia/Kolkata", "published": 8}, [18]),
+        # the day begins at 22:00, and the one before it has 23 hours: its first row looks at the last hour of the one before that
+        ([(0, 20, at(22, 30, date(2024, 3, 30)))], SPRING, [*range(-24, -1)]),
         # a change is looked at for ever after, also one of days ago
         ([(0, 0, at(9, 59))], {"view": joined}, [*range(9, 48)]),
         ([(0, 0, at(10))], {"view": joined}, []),

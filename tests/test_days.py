@@ -235,6 +235,54 @@ def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earli
     assert settle.stale(there, CLOSES) == [date(2026, 11, n) for n in ((1, 2) if earlier else (2,))]
 
 
+@view(reads={"prices": PRICES}, key=("day",), time="day", lookback="5 minutes")
+def daily(prices): ...
+
+
+@view(reads={"daily": daily}, key=("day",), time="day", lookback="1 day")
+def change(daily): ...
+
+
+@view(reads={"change": change}, key=("at",), time="at", lookback="12 hours")
+def of_change(change): ...
+
+
+@rollup(reads={"prices": PRICES}, key=("on",), time="on", merge={"last": "max"})
+def dates(prices): ...
+
+
+@view(reads={"dates": dates}, key=("at",), time="at", lookback="12 hours", lookahead="12 hours")
+def of_dates(dates): ...
+
+
+#   whoever looks at a part of a day of `daily`, of `change` or of `dates` is handed all of it
+@pytest.mark.parametrize(
+    ("zone", "late", "again"),
+    [
+        ("UTC", "25T10:00", {"daily": [25], "change": [25, 26], "of_change": [25, 26, 27], "of_dates": [24, 25, 26]}),
+        ("UTC", "25T23:55", {"daily": [25, 26], "change": [25, 26, 27], "of_change": [25, 26, 27, 28], "of_dates": [24, 25, 26]}),
+        # a day of 25 hours
+        ("Europe/Berlin", "24T22:30", {"daily": [25], "change": [25, 26], "of_change": [25, 26, 27], "of_dates": [24, 25, 26]}),
+    ],
+)
+def test_every_published_day_that_looks_at_a_whole_day_with_a_late_event_is_settled_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, zone: str, late: str, again: dict[str, list[int]]
+) -> None:
+    at, there = datetime.fromisoformat(f"2026-10-{late}+00:00"), settings.model_copy(update={"zone": zone})
+    file = File("live/main-7-7-x/day=2026-10-25/part-0.parquet", 1, 1, date(2026, 10, 25), 0, at, at)
+    lake.table(there, dates).create(StructType().add("on", "date").add("last", "timestamp").add("day", "date"))
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
+    declared = {"daily": daily, "change": change, "of_change": of_change, "dates": dates, "of_dates": of_dates}
+    of = catalog([type("days", (), {"prices": PRICES, **declared})])
+    days, pins = [f"2026-10-{n}" for n in range(22, 31)], {"main": Pin("main", 6, READ, "")}
+    for name, wanted in again.items():
+        run = Run("settle-1", "published", days, "", "", "", pins, {name: {"published": "at one"}})
+        monkeypatch.setattr(lake, "runs", lambda _, run=run: [run])
+        assert [d.day for d in settle.stale(there, of)] == wanted
+
+
 @rollup(reads={"prices": PRICES}, key=("hour",), time="hour", merge={"times": "distinct"})
 def hours(prices):
     return prices.groupBy(pane("at", "1 hour").alias("hour")).agg(distinct("at").alias("times"))

@@ -15,9 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
-from tidemark.model import Catalog, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
+from tidemark.model import Catalog, Declared, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidemark.settings import Settings
@@ -34,6 +36,8 @@ WHOLE = {"ignoreNullFields": "false", "timestampFormat": f"{TO_THE_MICROSECOND}X
 """JSON that says all of a value: its nulls, and its instants to the microsecond."""
 
 Pins = Mapping[str, lake.Pin]
+Span = tuple[datetime, datetime]
+Looking = Callable[[datetime, datetime], dict[str, Span]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,6 @@ def compare(spark: SparkSession, settings: Settings, catalog: Catalog, run: lake
         declared = catalog[name]
         assert isinstance(declared, Rollup | View)
         found += table(spark, settings, catalog, declared, run, arrivals)
-    arrivals.forget()
     return found
 
 
@@ -85,12 +88,12 @@ class Arrivals:
 
     def __init__(self, spark: SparkSession, settings: Settings, lived: Mapping[str, datetime] | None = None) -> None:
         self.spark, self.settings, self.lived = spark, settings, lived or {}
-        self.known: dict[tuple[Any, ...], DataFrame] = {}
+        self.known: dict[tuple[Any, ...], list[Span]] = {}
 
-    def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> DataFrame:
-        """What `make` gives, computed once."""
+    def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> list[Span]:
+        """The spans that `make` gives, `first` and `last`, computed once."""
         if asked not in self.known:
-            self.known[asked] = make().persist()
+            self.known[asked] = [(r["first"], r["last"]) for r in make().toArrow().to_pylist()]
         return self.known[asked]
 
     def files(self, topic: Topic, days: Collection[date], earlier: bool) -> list[lake.File]:
@@ -153,10 +156,6 @@ class Arrivals:
             db.register("files", pa.Table.from_pylist(spans))
             return found | {path for (path,) in db.execute(asked, {"due": due}).fetchall()}
 
-    def forget(self) -> None:
-        for frame in self.known.values():
-            frame.unpersist()
-
 
 def bucket(offset: Column) -> Column:
     """Which thousand of offsets, side by side, this one lies in."""
@@ -211,6 +210,66 @@ def origins(
     return list(found.values())
 
 
+def rows_looking(settings: Settings, catalog: Catalog, topic: Topic) -> Looking:
+    """What gives by table from when to when the times of the rows lie that may look at a topic's events from one time to another:
+    the margins of `reach`, over whole business days where a table is read whose time is a DATE."""
+    reached, tz = [catalog[name] for name in reach(catalog, topic)], settings.tz  # each after what it reads
+    dates = {d.name for d in reached if has_dates(settings, d)}
+
+    def looking(low: datetime, high: datetime) -> dict[str, Span]:
+        found = {topic.name: (low, high)}
+        for one in reached:
+            assert isinstance(one, Rollup | View)
+            read = [found[s.name] for s in one.reads.values() if s.name in found]
+            first, last = min(span[0] for span in read), max(span[1] for span in read)
+            if isinstance(one, View):
+                first, last = first - duration(one.lookahead), last + duration(one.lookback)
+            if one.name in dates:
+                first = midnight(first.astimezone(tz).date(), tz)
+                last = midnight(last.astimezone(tz).date() + DAY, tz) - MOMENT
+            found[one.name] = first, last
+        del found[topic.name]
+        return found
+
+    return looking
+
+
+def has_dates(settings: Settings, declared: Declared) -> bool:
+    """Whether the time of a rollup or view is a business day and no instant; of a table that is not there yet, by its name."""
+    assert isinstance(declared, Rollup | View)
+    if declared.time == "day":
+        return True
+    with suppress(lake.LakeError):
+        fields = lake.table(settings, declared).delta().schema().fields
+        return any(f.name == declared.time and lake.kind(f) == "date" for f in fields)
+    return False
+
+
+def days_that_look(tz: ZoneInfo, low: datetime, span: Span) -> tuple[date, date]:
+    """The first and the last business day of rows that look at events from `low` on, by the span of their times: where a zone is
+    half an hour off, a day's last hour is of events of the next one too."""
+    return min(span[0], fold.floor(low, HOUR)).astimezone(tz).date(), span[1].astimezone(tz).date()
+
+
+def days_looked_at(tz: ZoneInfo, looking: Looking, name: str, days: Iterable[date]) -> set[date]:
+    """The business days of events that rows of a table, of some days, may look at."""
+    found = set[date]()
+
+    def looks(day: date) -> tuple[date, date]:
+        start = midnight(day, tz)
+        return days_that_look(tz, start, looking(start, midnight(day + DAY, tz) - MOMENT)[name])
+
+    for d in days:
+        before, after = d, d + DAY
+        while looks(before)[1] >= d:
+            found.add(before)
+            before -= DAY
+        while looks(after)[0] <= d:
+            found.add(after)
+            after += DAY
+    return found
+
+
 def spans_of_late(
     arrivals: Arrivals,
     catalog: Catalog,
@@ -223,7 +282,8 @@ def spans_of_late(
     """The spans of a view's time, `start` and `end` (exclusive), in which late events explain that rows of some days differ.
 
     The law: a row that differs is explained if in what it looks at, `[time - lookback, time + its own length + lookahead]`,
-    lies an accepted event that one of the two sides need not have. Where it reads views, their margins are added to its own.
+    lies an accepted event that one of the two sides need not have. Where it reads views, their margins are added to its own,
+    and of views of days it looks at whole ones.
     What is live (`pins` is None) need not have an event that came when stream time, that of its own batch or of the stream that
     refreshes the view, was past it by more than `back`, nor one that came within the last two `every` that the stream ran, nor,
     where marks are computed again once they are `back` old, one that stream time is not past by twice that.
@@ -232,26 +292,25 @@ def spans_of_late(
     A row that reads a table, or joins with a topic's changes, looks at every change before it.
     It does not say that the event is why: a fault in a row beside late events is taken for late.
     """
+    import pyarrow as pa
+
     assert isinstance(declared, View)
     length = timedelta(0) if declared.time == "day" else HOUR - MOMENT
     for_ever, coarse = remembered(declared), bool(declared.shortcut and declared.shortcut.coarse)
-    found = [fold.nothing(arrivals.spark, "start TIMESTAMP, end TIMESTAMP")]
+    spans = list[dict[str, datetime]]()
     before = pins and tuple(sorted((name, pin.seq) for name, pin in pins.items()))
     topics = [catalog.topics[n] for n in sorted(needed(catalog, [declared.name])) if n in catalog.topics]
     stream = lake.reader(arrivals.settings, topics[0])
     for topic in topics:
-        earlier, (ahead, behind) = topic.name in for_ever, reach(catalog, topic)[declared.name]
-        around = set[date]()
-        for d in days:
-            until = fold.looked_at_until(midnight(d + DAY, arrivals.settings.tz), ahead)
-            last = (until - MOMENT).astimezone(arrivals.settings.tz).date()
-            around |= {d + n * DAY for n in range(-behind // DAY, (last - d).days + 1)}
+        earlier, looking = topic.name in for_ever, rows_looking(arrivals.settings, catalog, topic)
+        around = days_looked_at(arrivals.settings.tz, looking, declared.name, days)
         asked = topic.name, tuple(sorted(around)), earlier, stream, live.back, live.every, coarse, before
         late = partial(hours_of_late, arrivals, topic, around, earlier, stream, live, coarse, pins, run.pins)
-        hours = arrivals.once(asked, late)  # page and site, hour and day look at the same
-        start, end = F.col("first") - F.lit(length + ahead), F.col("last") + F.lit(behind + MOMENT)
-        found.append(hours.select(start.alias("start"), (F.lit(NEVER) if earlier else end).alias("end")))
-    return fold.union(found)
+        for hour in arrivals.once(asked, late):  # page and site, hour and day look at the same
+            first, last = looking(*hour)[declared.name]
+            spans.append({"start": first - length, "end": NEVER if earlier else last + MOMENT})
+    at = pa.timestamp("us", "UTC")
+    return arrivals.spark.createDataFrame(pa.Table.from_pylist(spans, pa.schema({"start": at, "end": at})))
 
 
 def hours_of_late(

@@ -419,13 +419,16 @@ def held_from(settings: Settings, catalog: Catalog, names: Collection[str]) -> t
     """
     found = [(date.min, "")]
     for topic in catalog.topics.values():
-        backs = {name: back for name, (_, back) in reach(catalog, topic).items() if name in names}
-        if topic.keep and backs:
+        looking = reach(catalog, topic).keys() & {*names}
+        if topic.keep and looking:
             kept = lake.kept_from(settings, topic)
             gone = period(settings, kept)[0] - timedelta(microseconds=1)
-            whole = (gone + max(backs.values())).astimezone(settings.tz).date() + timedelta(days=1)
+            spans = compare.rows_looking(settings, catalog, topic)(gone, gone)
+            whole = max(spans[name][1] for name in looking).astimezone(settings.tz).date() + timedelta(days=1)
             first = min(whole, max(kept, yesterday(settings)))
-            enough = f"the log of {topic.name} keeps {topic.keep}, which is enough for {', '.join(sorted(backs))} from {first} on"
+            enough = (
+                f"the log of {topic.name} keeps {topic.keep}, which is enough for {', '.join(sorted(looking))} from {first} on"
+            )
             found.append((first, f"{enough}; before, readers keep what they have"))
     return max(found)
 
@@ -566,16 +569,14 @@ def days_looking(
     settings: Settings, catalog: Catalog, topic: Topic, newest: Pinned
 ) -> Callable[[datetime, datetime], list[tuple[date, Mapping[str, lake.Pin]]]]:
     """What gives the published days of each table that may look at a topic's events from one time to another, with their pins."""
-    margins = reach(catalog, topic)
-    read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in margins}
-    for_ever = {n for n in margins if topic.name in remembered(catalog[n])}
+    rows = compare.rows_looking(settings, catalog, topic)
+    read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in reach(catalog, topic)}
+    for_ever = {n for n in read if topic.name in remembered(catalog[n])}
 
     def looking(low: datetime, high: datetime) -> list[tuple[date, Mapping[str, lake.Pin]]]:
         found = []
-        for name, (ahead, back) in margins.items():
-            first, until = (
-                at.astimezone(settings.tz).date() for at in (min(low - ahead, fold.floor(low, fold.HOUR)), high + back)
-            )
+        for name, span in rows(low, high).items():
+            first, until = compare.days_that_look(settings.tz, low, span)
             near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
             near |= {d for d in read[name] if d >= first} if name in for_ever else set()
             found += [(d, read[name][d]) for d in near & read[name].keys()]
@@ -700,10 +701,9 @@ def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) 
         if any(topic.name in remembered(d) for d in chosen):
             spans = {(min(day for day, _ in files), last)} if files else set()
         else:
-            margins = reach(catalog, topic)
-            back = max(margins[d.name][1] for d in chosen if d.name in margins)
+            rows, names = compare.rows_looking(settings, catalog, topic), reach(catalog, topic).keys() & {d.name for d in chosen}
             highs = [(day, lake.comparable(high, high)) for day, high in files if isinstance(high, datetime)]
-            spans = {(day, (high + back).astimezone(settings.tz).date()) for day, high in highs}
+            spans = {(day, max(rows(high, high)[n][1] for n in names).astimezone(settings.tz).date()) for day, high in highs}
         for first, until in spans:
             found |= {first + timedelta(days=n) for n in range((min(until, last) - first).days + 1)}
     return sorted(found)
@@ -1408,7 +1408,6 @@ class Settling:
                 said = f"rows of {declared.name} that differ from what readers have, and that no late event explains: {count:,}"
                 log.error(said, run=self.run.id, see=f"tidemark compare {self.run.id}")
                 self.run.note = "; ".join(filter(None, (self.run.note, said)))
-        arrivals.forget()
         compare.keep(self.settings, self.run, found)
         lake.save(self.settings, self.run)
 
