@@ -456,14 +456,14 @@ def apart(
         a, b = F.col(f"_ours.{column}"), F.col(f"_theirs.{column}")
         unlike = unlike | (~same_set(a, b) if column in sets else ~a.eqNullSafe(b))
     what = (
-        F.when(F.col("_theirs").isNull(), "missing").when(F.col("_ours").isNull(), "extra").when(unlike, "changed").alias("what")
+        F.when(F.col("_theirs").isNull(), "missing").when(F.col("_ours").isNull(), "extra").when(unlike, "changed").alias("_what")
     )
-    differing = both.select("*", what).where(F.col("what").isNotNull())
+    differing = both.select("*", what).where(F.col("_what").isNotNull())
     few = sum(rows[d] for d in days) <= FEW
     differing = differing.persist() if few else differing
     found: dict[date, dict[str, int]] = {}
-    for r in differing.groupBy("day", "what").count().toArrow().to_pylist():
-        found.setdefault(r["day"], {})[r["what"]] = r["count"]
+    for r in differing.groupBy("day", "_what").count().toArrow().to_pylist():
+        found.setdefault(r["day"], {})[r["_what"]] = r["count"]
     if late is not None:
         within = fold.within(differing, declared.time, late).groupBy("day").count().toArrow().to_pylist()
         explained = {r["day"]: r["count"] for r in within}
@@ -475,11 +475,11 @@ def apart(
         values = [(functions.how_many(F.col(f"{side}.{c}")) if c in sets else F.col(f"{side}.{c}")).alias(c) for c in rest]
         return F.when(F.col(side).isNotNull(), F.to_json(F.struct(*columns, *values), {"ignoreNullFields": "false"}))
 
-    nth = F.row_number().over(Window.partitionBy("day", "what").orderBy(*declared.key))
+    nth = F.row_number().over(Window.partitionBy("day", "_what").orderBy(*declared.key))
     picked = differing.select("*", nth.alias("_n")).where(F.col("_n") <= SAMPLES)
     samples: dict[date, list[dict[str, Any]]] = {}
-    for r in picked.select("day", "what", row_of("_ours").alias("run"), row_of("_theirs").alias("published")).collect():
-        said = {"what": r["what"], **{side: json.loads(r[side]) if r[side] else None for side in ("run", "published")}}
+    for r in picked.select("day", "_what", row_of("_ours").alias("run"), row_of("_theirs").alias("published")).collect():
+        said = {"what": r["_what"], **{side: json.loads(r[side]) if r[side] else None for side in ("run", "published")}}
         samples.setdefault(r["day"], []).append(said)
     if few:
         differing.unpersist()
