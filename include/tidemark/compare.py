@@ -473,7 +473,7 @@ def apart(
     def row_of(side: str) -> Column:
         columns = [F.col(k) for k in key if k != "day"]
         values = [(functions.how_many(F.col(f"{side}.{c}")) if c in sets else F.col(f"{side}.{c}")).alias(c) for c in rest]
-        return F.when(F.col(side).isNotNull(), F.to_json(F.struct(*columns, *values), {"ignoreNullFields": "false"}))
+        return F.when(F.col(side).isNotNull(), F.to_json(F.struct(*columns, *values), WHOLE))
 
     nth = F.row_number().over(Window.partitionBy("day", "_what").orderBy(*declared.key))
     picked = differing.select("*", nth.alias("_n")).where(F.col("_n") <= SAMPLES)
