@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, local, query, settle
+from tidemark import compare, fold, kafka, lake, local, query, settle, speed
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
-from tidemark.model import Catalog, Topic, catalog, reach, rollup, view
+from tidemark.model import Catalog, Topic, catalog, expect, reach, rollup, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -961,6 +961,75 @@ def test_night_computes_a_log_up_to_its_pin_and_no_record_further(settings: Sett
     settling.spark, settling.outer = spark, {"prices": log}
     found = settling.read(PRICES, noon - timedelta(hours=1), noon + timedelta(hours=1))
     assert [tuple(r) for r in found.select("kafka.partition", "kafka.offset").collect()] == [(0, 8)]
+
+
+HOURS_OF = "SELECT DISTINCT date_trunc('hour', at) AS hour FROM prices WHERE reject IS NULL"
+
+
+@rollup(
+    reads={"prices": PRICES},
+    key=("hour",),
+    time="hour",
+    merge={"last": "max"},
+    checks=[
+        expect("UnexpectedRowsExpectation", unexpected_rows_query=f"{HOURS_OF} EXCEPT SELECT hour FROM {{batch}}"),
+        expect("UnexpectedRowsExpectation", unexpected_rows_query=f"SELECT hour FROM {{batch}} EXCEPT {HOURS_OF}"),
+    ],
+)
+def lasts(prices):
+    return prices.groupBy(F.date_trunc("hour", "at").alias("hour")).agg(F.max("at").alias("last"))
+
+
+UNLIKE = """
+    SELECT day FROM {batch} FULL JOIN (SELECT day, count(*) AS rolled FROM lasts GROUP BY day) USING (day)
+    WHERE hours IS DISTINCT FROM rolled"""
+
+
+@view(
+    reads={"lasts": lasts},
+    key=("day",),
+    time="day",
+    checks=[expect("UnexpectedRowsExpectation", unexpected_rows_query=UNLIKE)],
+)
+def counts(lasts):
+    return lasts.groupBy(day("hour").alias("day")).agg(F.count("*").alias("hours"))
+
+
+#   prices of yesterday and of today, which is not over
+@pytest.mark.parametrize(
+    ("kind", "only", "over", "passed"),
+    [
+        ("replay", [], True, {"prices": 2, "lasts": 8, "counts": 4}),
+        ("replay", [], False, {"lasts": 3}),
+    ],
+    ids=["with a day that is not over", "with that day alone"],
+)
+def test_checks_of_a_run_compare_tables_of_the_same_days(
+    settings: Settings,
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    only: list[str],
+    over: bool,
+    passed: dict[str, int],
+) -> None:
+    last = settle.yesterday(settings)
+    days = [last, last + timedelta(days=1)][0 if over else 1 :]
+    logged(settings, spark, PRICES, [(0, n, settle.period(settings, d)[0]) for n, d in enumerate(days)])
+    ledger = lake.ledger(settings)
+    ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    batch = {"stream": "main", "topic": "prices", "seq": 5, "partition": 0, "from_offset": 0, "until_offset": len(days)}
+    batch |= {"records": len(days), "rejects": 0, "gaps": 0, "started_at": NOW, "finished_at": NOW, "day": NOW.date()}
+    rows = pa.Table.from_pylist([batch], pa.schema(ledger.delta().schema()))
+    lake.append(ledger, lake.Batch("main", 5, 5), lake.write_arrow(ledger, "live/main-5-5-x", rows))
+    run = Run("r", "running", [str(last)] if over else [], "test", NOW.isoformat(), "", kind=kind, only=only)
+    run.pins, run.chunks = {"main": Pin("main", 5, {"prices": {"0": len(days)}}, NOW.isoformat())}, [[d, d] for d in run.days]
+    run.open_days = [str(days[-1])] if kind == "replay" else []
+    lake.save(settings, run)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    settle.work(settings, catalog([type("sums", (), {"prices": PRICES, "lasts": lasts, "counts": counts})]), run, print)
+    assert {name: said["reasons"] for name, said in run.tables.items()} == {name: [] for name in run.tables}
+    assert {name: said["checks"] for name, said in run.tables.items() if said["checks"]} == passed
 
 
 def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

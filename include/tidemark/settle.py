@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -1264,25 +1264,31 @@ class Settling:
     # ---- judging
 
     def judge(self, chosen: Sequence[Rollup | View]) -> None:
-        """Ask every check of exactly the staged files, write the verdicts, and decide each table's gate."""
-        tz = self.settings.tz
+        """Ask every check of exactly the staged files, write the verdicts, and decide each table's gate.
+
+        Of days that are not over a rollup is asked its own checks alone: those it declares are of whole days, and are asked when
+        these are settled.
+        """
         topics = [t for t in self.catalog.topics.values() if t.name in self.needed]
-        judged: dict[str, quality.Judged] = {}
-        for declared in (*topics, *chosen):
-            days = self.run.days_of(declared)
-            if declared.name in self.failed or not days:
-                continue
-            start, end = period(self.settings, days[0], days[-1])
-            frame = self.log_of(declared, days) if isinstance(declared, Topic) else self.staged(declared)
-            judged[declared.name] = quality.Judged(declared, frame, start.astimezone(tz), end.astimezone(tz))
-        began = time.monotonic()
-        found = quality.judge(self.run.id, judged, self.settings.home / "docs", beside=self.beside())
+        judged: dict[str, list[quality.Judged]] = {}
+        found, began = list[quality.Verdict](), time.monotonic()
+        over, rest = ([date.fromisoformat(d) for d in days] for days in (self.run.days, self.run.open_days))
+        own = [replace(d, checks=()) for d in chosen if isinstance(d, Rollup)]
+        asks: list[tuple[Sequence[Declared], list[date]]] = [((*topics, *chosen), over), (own, rest)]
+        for tables, days in asks:
+            asked = {d.name: self.judged(d, days) for d in tables if days and d.name not in self.failed}
+            if asked:
+                beside = self.beside() if days is over else {}
+                found += quality.judge(self.run.id, asked, self.settings.home / "docs", beside=beside)
+            for name, one in asked.items():
+                judged.setdefault(name, []).append(one)
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
         self.keep(found)
         failed: dict[str, list[str]] = {}
         reasons: dict[str, tuple[str, ...]] = {name: (sentence,) for name, sentence in self.failed.items()}
-        for name, one in judged.items():
-            gate = quality.gate(one.declared, quality.checks_of(one), found)
+        for name, asked_of in judged.items():
+            expected = [check for one in asked_of for check in quality.checks_of(one)]
+            gate = quality.gate(self.catalog[name], expected, found)
             if not gate.passed:
                 reasons[name], failed[name] = gate.reasons, list(gate.failed)
         blocked = quality.blocked(self.catalog, reasons)
@@ -1299,6 +1305,16 @@ class Settling:
                 "rows": None if name in self.catalog.topics or name in self.failed else self.rows_staged(name),
             }
         lake.save(self.settings, self.run)
+
+    def judged(self, declared: Declared, days: Sequence[date]) -> quality.Judged:
+        """What is judged of a table: what is staged of these days, of a topic its log."""
+        from pyspark.sql import functions as F
+
+        start, end = (at.astimezone(self.settings.tz) for at in period(self.settings, days[0], days[-1]))
+        if isinstance(declared, Topic):
+            return quality.Judged(declared, self.log_of(declared, days), start, end)
+        frame = self.staged(declared)
+        return quality.Judged(declared, frame.where(F.col("day").isin(days)) if self.run.open_days else frame, start, end)
 
     def bytes_staged(self, name: str) -> int:
         return sum(a.size for a in lake.staged(self.outer[name], self.run.id))
@@ -1323,8 +1339,6 @@ class Settling:
 
         days = [date.fromisoformat(d) for d in self.run.days]
         spans = [period(self.settings, first, last) for first, last in compare.stretches(days)]
-        if not spans:
-            return {}
         views = {"period": self.bounds(*spans).withColumn("zone", F.lit(self.settings.zone))}
         topics = [t for t in self.catalog.topics.values() if t.name in self.needed]
         views |= {f"{name}_offsets": frame for name, frame in self.offsets(topics, days, spans).items()}
