@@ -999,10 +999,11 @@ def counts(lasts):
 @pytest.mark.parametrize(
     ("kind", "only", "over", "passed"),
     [
+        ("settle", ["counts"], True, {"prices": 2, "counts": 4}),
         ("replay", [], True, {"prices": 2, "lasts": 8, "counts": 4}),
         ("replay", [], False, {"lasts": 3}),
     ],
-    ids=["with a day that is not over", "with that day alone"],
+    ids=["of a rollup that is not chosen", "with a day that is not over", "with that day alone"],
 )
 def test_checks_of_a_run_compare_tables_of_the_same_days(
     settings: Settings,

@@ -1334,7 +1334,7 @@ class Settling:
 
     def beside(self) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period` (a row for each stretch of days that follow each other:
-        start, end, zone), `<topic>_offsets` and `published_<view>`."""
+        start, end, zone), `<topic>_offsets`, `published_<view>`, and what `--only` has left out: of rollups what is staged."""
         from pyspark.sql import functions as F
 
         days = [date.fromisoformat(d) for d in self.run.days]
@@ -1345,6 +1345,8 @@ class Settling:
         written = [v for v in self.catalog.views.values() if v.name not in self.failed]
         # A check of a table may name one that this run leaves alone: it is as readers have it.
         views |= {v.name: lake.read(self.spark, self.outer[v.name], days=days) for v in written if v.name not in self.chosen}
+        rolled = [r for r in self.catalog.rollups.values() if r.name in self.needed - self.chosen - self.failed.keys()]
+        views |= {r.name: self.judged(r, days).frame for r in rolled}
         return views | {f"published_{v.name}": self.published(v, spans[0][0], spans[-1][1]) for v in written}
 
     def published(self, view: View, start: datetime, end: datetime) -> DataFrame:
