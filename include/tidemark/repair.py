@@ -92,7 +92,7 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
                 if one and (wanting := sorted(left & needed(catalog, [one.name]))):
                     raise RepairError(f"table {table.name} is made of {', '.join(wanting)}, which must be repaired before")
                 done.append(mended(settings, catalog, one, table, files))
-                progress(f"{table.name}: {len(files)} files {'named no more' if done[-1].then else 'made again'}")
+                progress(f"{table.name}: {len(files)} files {'made again' if done[-1].rows else 'named no more'}")
         except (RepairError, lake.LakeError, kafka.TopicMissing, ConnectionError) as error:
             done.append(Repaired(table.name, 0, 0, str(error)))
             left |= {one.name} if one else set()
@@ -103,18 +103,22 @@ def mended(
     settings: Settings, catalog: Catalog, declared: Declared | None, table: lake.Table, files: Sequence[lake.File]
 ) -> Repaired:
     """One table's damaged files, by what it is of; of nothing for the verdicts. Raises `RepairError`."""
+    rows, first = sum(f.rows for f in files), min((f.day for f in files if f.day), default=None)
     if isinstance(declared, Topic):
-        again(settings, declared, table, files)
-    elif declared is None:
+        otherwise = again(settings, declared, table, files)
+        made_of_it = [d.name for d in catalog.derived if any(s.name == declared.name for s in d.reads.values())]
+        return Repaired(table.name, len(files), rows, replayed(made_of_it, first) if otherwise and made_of_it else None)
+    if declared is None:
         kept(settings, table, files)
-    else:
-        refuse_expired(settings, catalog, declared, table, files)
-        if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
-            raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
-        first = min(f.day for f in files if f.day)
-        then = f"tidemark replay --source log --only {declared.name} --from {first} --reason repair"
-        return Repaired(table.name, len(files), 0, then)
-    return Repaired(table.name, len(files), sum(f.rows for f in files), None)
+        return Repaired(table.name, len(files), rows, None)
+    refuse_expired(settings, catalog, declared, table, files)
+    if lake.swap(table, files, [], {"damaged": [f.path for f in files]}) is None:
+        raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+    return Repaired(table.name, len(files), 0, replayed([declared.name], first))
+
+
+def replayed(names: Sequence[str], first: date | None) -> str:
+    return f"tidemark replay --source log {' '.join(f'--only {name}' for name in names)} --from {first} --reason repair"
 
 
 def refuse_expired(
@@ -130,8 +134,13 @@ def refuse_expired(
         )
 
 
-def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[lake.File]) -> None:
-    """Read from Kafka again what a log's files held, and put it in their place, in one commit for each stream and day."""
+def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[lake.File]) -> bool:
+    """Read from Kafka again what a log's files held, and put it in their place, in one commit for each stream and day.
+
+    Returns whether the log now has other rejects of their batches than the ledger: they were mended before, or the code of now
+    judges otherwise than that by which they were read, and what is made of the log does not have what it accepts.
+    """
+    asked: list[tuple[lake.Batch, dict[int, tuple[int, int]], int]] = []
     groups: dict[tuple[str, date], list[lake.File]] = {}
     for file in files:
         if not file.live or not file.day:
@@ -143,11 +152,13 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
     for (stream, day), mine in groups.items():
         span = [int(f.live[k]) for f in mine if f.live for k in ("lo", "hi")]
         batch = lake.Batch(stream, min(span), max(span))
-        places: dict[int, tuple[int, int]] = {}
+        places, rejects = dict[int, tuple[int, int]](), 0
         for row in lake.ledger_rows(settings, stream, batch.lo - 1):
             if row["topic"] == topic.name and row["seq"] <= batch.hi:
                 low, high = places.get(row["partition"], (row["from_offset"], 0))
                 places[row["partition"]] = min(low, row["from_offset"]), max(high, row["until_offset"])
+                rejects += row["rejects"]
+        asked.append((batch, places, rejects))
         rows = sum(f.rows for f in mine)
         first = kafka.offsets(settings, [topic.name], "earliest")[topic.name]
         if gone := [p for p, (low, _) in places.items() if low < first.get(p, 0)]:
@@ -165,6 +176,13 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
             )
         if lake.swap(table, mine, adds, {"made again": [f.path for f in mine]}) is None:
             raise RepairError(f"table {table.name} was rewritten meanwhile; run it again: tidemark verify --repair")
+    spark = session.session(settings, "tidemark-repair")
+
+    def rejected(batch: lake.Batch, places: dict[int, tuple[int, int]]) -> int:
+        files = table.files_of(batch.lo, batch.hi, batch.stream)
+        return sum(row["rejected"] for row in settle.counted(spark, table, files, places))
+
+    return any(rejected(batch, places) != rejects for batch, places, rejects in asked)
 
 
 def kept(settings: Settings, verdicts: lake.Table, files: Sequence[lake.File]) -> None:

@@ -26,9 +26,10 @@ LATE, EARLY = MIDNIGHT - timedelta(hours=3), MIDNIGHT + timedelta(seconds=1)
 """Of yesterday, and of today."""
 
 
-def declared(topic: str, keep: str | None = None) -> Catalog:
+def declared(topic: str, keep: str | None = None, page: str = "STRING") -> Catalog:
     """Clicks by minute and by hour."""
-    clicks = Topic(topic, "id", 2, "id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL", "clicked_at", id="id", keep=keep)
+    schema = f"id STRING NOT NULL, clicked_at TIMESTAMP NOT NULL, page {page}"
+    clicks = Topic(topic, "id", 2, schema, "clicked_at", id="id", keep=keep)
 
     @rollup(reads={"clicks": clicks}, key=("minute",), time="minute", merge={"ids": "distinct"})
     def minutes(clicks: DataFrame) -> DataFrame:
@@ -42,10 +43,10 @@ def declared(topic: str, keep: str | None = None) -> Catalog:
 
 
 class Shop:
-    def __init__(self, settings: Settings, topic: str, run: Any) -> None:
-        self.settings, self.topic, self.catalog, self.sent = settings, topic, declared(topic), 0
+    def __init__(self, settings: Settings, topic: str, run: Any, page: str = "STRING") -> None:
+        self.settings, self.topic, self.catalog, self.sent = settings, topic, declared(topic, page=page), 0
         kafka.apply(settings, self.catalog.topics.values())
-        self.stream = run(settings, {"topic": topic})
+        self.stream = run(settings, {"topic": topic, "page": page})
 
     def batch(self, at: datetime, count: int = 3) -> None:
         events = [{"id": f"c{self.sent + n}", "clicked_at": at.isoformat()} for n in range(count)]
@@ -138,6 +139,25 @@ def test_what_kafka_no_longer_holds_is_refused_and_nothing_is_done(shop: Shop) -
     assert (one.table, one.files, one.rows) == (log.name, 0, 0)
     assert f"partition {partition} offsets 0 to 0 are deleted; put it back from a copy" in str(one.then)
     assert log.delta().version() == version and shop.damage() == [(log.name, "is gone")]
+
+
+def test_rejects_that_are_accepted_when_a_log_s_file_is_made_again_have_their_rows_by_the_replay_that_is_told(
+    house: Callable[..., Settings], run: Any
+) -> None:
+    shop = Shop(house(compact_every="1 hour"), "clicks_without_a_page", run, page="STRING NOT NULL")
+    shop.batch(EARLY)
+    shop.stream.drains()
+    log = shop.table(shop.topic)
+    assert sum(r["rejects"] for r in lake.ledger_rows(shop.settings, "main")) == 3 and not shop.table("minutes").files()
+
+    shop.catalog = declared(shop.topic)  # a click need not have a page
+    for file in log.files():
+        (log.path / file.path).unlink()
+    (one,) = repair.repair(shop.settings, shop.catalog)
+    assert one.then == f"tidemark replay --source log --only minutes --from {TODAY} --reason repair"
+    assert settle.settle_rejects(shop.settings, shop.catalog, "no reject is left") is None
+    shop.replayed("minutes", TODAY)
+    assert shop.rows("SELECT minute FROM minutes") == [(MIDNIGHT,)]
 
 
 def written(table: lake.Table, folder: str, rows: pa.Table) -> lake.Table:
