@@ -21,6 +21,7 @@ OUT, PAGE, RECORDED = ROOT / "bench" / "out", ROOT / "docs" / "figures.md", ROOT
 COUNTS = ("lost", "altered", "doubled", "unexplained", "torn")
 OTHERS = ("drill", "hostile", "soak")
 """Runs that are no bench and have a chapter of their own."""
+SHORT = "make drill"
 GOOD, BAD, SOFT = "#2a7f62", "#c2410c", "#6b7280"
 LINES = (GOOD, "#1d4ed8", "#b45309", "#7c3aed", SOFT)
 HELD_ON_TO = {
@@ -62,7 +63,8 @@ def figures(
 
 
 def take_over(out: Path, recorded: Path) -> None:
-    """Copy each run that is whole and not quick; of drills, each fault's newest outcomes take the place of its former ones."""
+    """Copy each run that is whole and not quick; of drills, each fault's newest outcomes take the place of its former ones, a
+    short run's not of a long one's."""
     for file in out.glob("*.json"):
         run = json.loads(file.read_text())
         if not isinstance(run, dict) or "at" not in run or "--quick" in run["command"]:
@@ -76,11 +78,14 @@ def take_over(out: Path, recorded: Path) -> None:
 
 
 def merged(before: Run | None, run: Run) -> Run:
-    """The drills of two runs, each outcome with its own seed, time and commit."""
-    told = {name: run[name] for name in ("seed", "at", "commit")}
-    mine = [{**told, **outcome} for outcome in run["drills"]]
+    """The drills of two runs, each outcome with its own command, seed, time and commit. The short form, whose day is small and
+    whose daily answers nobody has asked, takes the place of itself alone."""
+    kept = (before or {"drills": []})["drills"]
+    longer = {o["drill"] for o in kept if o["command"] != SHORT} if run["command"] == SHORT else set[str]()
+    told = {name: run[name] for name in ("command", "seed", "at", "commit")}
+    mine = [{**told, **outcome} for outcome in run["drills"] if outcome["drill"] not in longer]
     again = {outcome["drill"] for outcome in mine}
-    others = [o for o in (before or {"drills": []})["drills"] if o["drill"] not in again]
+    others = [o for o in kept if o["drill"] not in again]
     return run | {"drills": sorted([*others, *mine], key=lambda o: o["drill"])}
 
 
@@ -97,7 +102,8 @@ def every_figure(runs: dict[str, Run]) -> Iterator[Run]:
     for name, run in runs.items():
         yield from (of(run, figure) for figure in run.get("figures", []))
         for o in [run["outcome"]] if name == "soak" else run.get("drills", []):
-            its, what = run | {k: o[k] for k in ("at", "commit") if k in o}, f"{o['drill']}, seed {o.get('seed', run['seed'])}"
+            its = run | {k: o[k] for k in ("command", "at", "commit") if k in o}
+            what = f"{o['drill']}{at_point(o)}, seed {o.get('seed', run['seed'])}"
             for count, value in counts_of(o).items():
                 yield one(its, f"{'drill: ' * (name == 'drill')}{what}: {count}", value, "", f"{o['records']:,} records", "<= 0")
             if name == "drill":
@@ -106,6 +112,11 @@ def every_figure(runs: dict[str, Run]) -> Iterator[Run]:
             asked = o["held"] is not None
             against = f"{o['tried']:,} tried" if asked else f"could not be asked: {o['unasked']}"
             yield one(run, f"hostile: {o['outcome']}", len(o["wrong"]), "wrong", against, "<= 0" if asked else None)
+
+
+def at_point(outcome: Run) -> str:
+    """Where it died, of a drill that dies at named points and not at a random moment."""
+    return f" ({outcome['point']})" if outcome.get("point") else ""
 
 
 def counts_of(outcome: Run) -> dict[str, int]:
@@ -167,6 +178,7 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
     names = list(dict.fromkeys(o["drill"] for o in run["drills"]))
     of = {name: [o for o in run["drills"] if o["drill"] == name] for name in names}
     each = "`make drill LONG=1` tries every fault; each line has the seed and the commit of its newest run"
+    each += ", of the short form where there is no other"
     yield f"## The drill\n\n{each}. {machine(run)}\n"
     picture(
         folder / "drill.svg",
@@ -181,10 +193,13 @@ def of_drills(runs: dict[str, Run], folder: Path) -> Iterator[str]:
     for name in names:
         counts = [counts_of(o) for o in of[name]]
         sums = [str(sum(one[count] for one in counts)) for count in counts[0]]
-        seeds = ", ".join(str(o["seed"]) for o in of[name])
+        seeds = ", ".join(dict.fromkeys(str(o["seed"]) for o in of[name]))
+        points = ", ".join(o["point"] for o in of[name] if o.get("point"))
         commits = ", ".join(dict.fromkeys(o["commit"] for o in of[name]))
         held = "yes" if all(o["records"] for o in of[name]) and not any(any(one.values()) for one in counts) else "**no**"
-        rows.append((name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, held))
+        rows.append(
+            (f"{name} ({points})" if points else name, seeds, commits, f"{max(o['records'] for o in of[name]):,}", *sums, held)
+        )
     yield from table(("fault", "seed", "commit", "records", *counts_of(run["drills"][0]), "held"), rows)
 
 

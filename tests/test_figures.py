@@ -91,6 +91,32 @@ def test_a_faults_newest_drills_take_the_place_of_its_former_ones_and_the_others
     assert "| 7 |" not in page.read_text()
 
 
+def test_each_drill_keeps_the_command_of_its_own_run(tmp_path):
+    page, out = tmp_path / "docs" / "figures.md", tmp_path / "out"
+    died = [{"drill": "settling_killed", **OUTCOME, "point": point} for point in ("", "chunk", "staged")]
+    left(out, "drill", command="make drill LONG=1", drills=[{"drill": "broker_killed", **OUTCOME}, *died])
+    figures.figures(out, page)
+    left(out, "drill", command="python -m bench.drill --only broker_killed", drills=[{"drill": "broker_killed", **OUTCOME}])
+    figures.figures(out, page)
+    of = {f["figure"]: f["command"] for f in json.loads(page.with_suffix(".json").read_text())}
+    assert of["drill: broker_killed, seed 1: lost"] == "python -m bench.drill --only broker_killed"
+    assert of["drill: settling_killed, seed 1: lost"] == "make drill LONG=1"
+    assert of["drill: settling_killed (chunk), seed 1: until well"] == "make drill LONG=1"
+    assert "| settling_killed (chunk, staged) | 1 |" in page.read_text()
+
+
+def test_a_short_drill_takes_the_place_of_a_short_one_and_not_of_a_long_one(tmp_path):
+    page, out = tmp_path / "docs" / "figures.md", tmp_path / "out"
+    left(out, "drill", command="python -m bench.drill --only file_gone", drills=[{"drill": "file_gone", **OUTCOME}])
+    figures.figures(out, page)
+    for records in (11, 12):
+        again = [{"drill": name, **OUTCOME, "records": records} for name in ("file_gone", "stream_killed")]
+        left(out, "drill", command="make drill", drills=again)
+        figures.figures(out, page)
+    kept = json.loads((page.with_suffix("") / "drill.json").read_text())["drills"]
+    assert [(o["drill"], o["records"]) for o in kept] == [("file_gone", 10), ("stream_killed", 12)]
+
+
 def test_what_a_process_gains_before_each_kill_is_no_growth_and_what_every_next_one_adds_is():
     kills = [5.0 * n for n in range(1, 12)]
     saw = [(m / 4, 1000 + 100 * (m / 4 % 5)) for m in range(240)]
