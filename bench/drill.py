@@ -284,6 +284,7 @@ class Drill:
         return at
 
     def checkpoint_deleted(self) -> float:
+        """The folder of the checkpoint is gone."""
         at = self.kills(STREAM, start=False)
         shutil.rmtree(self.checkpoint.path)
         self.starts_stream()
@@ -531,9 +532,11 @@ class Drill:
     # ---- faults of small disks: nothing more can be written for a third of a minute
 
     def tables_full(self) -> float:
+        """The lake's disk."""
         return self.out_of_space("lake")
 
     def checkpoint_full(self) -> float:
+        """The disk of the checkpoints."""
         return self.out_of_space("checkpoints")
 
     def broker_full(self) -> float:
@@ -852,6 +855,11 @@ def in_turn(random: Random) -> dict[str, Iterator[str]]:
     return {fault: cycle(random.sample(points, len(points))) for fault, points in POINTS.items()}
 
 
+def often(fault: str, long: bool) -> int:
+    """How often one round has a fault: the long form at each of its points."""
+    return len(POINTS.get(fault, "_")) if long else 1
+
+
 def accepted(value: bytes) -> dict[str, Any] | None:
     """What Python alone makes of a value: an event with three texts and an instant, or nothing."""
     try:
@@ -899,7 +907,10 @@ EVERY = tuple(name for _, faults in WORLDS for name in faults)
 def drill(
     only: Annotated[str, typer.Option(help=f"Some of {', '.join(EVERY)}.")] = "",
     long: Annotated[
-        bool, typer.Option("--long", help="Each fault, in random order; otherwise two of them, of a smaller day.")
+        bool,
+        typer.Option(
+            "--long", help="Each fault, in random order, and at each of its points; otherwise two of them, of a smaller day."
+        ),
     ] = False,
     rounds: Annotated[int, typer.Option(help="How often each.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Of order, moments and events; drawn and told unless said.")] = None,
@@ -911,14 +922,15 @@ def drill(
     if wrong := set(names) - {*EVERY}:
         raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join(EVERY)}", param_hint="--only")
     console, random = Console(width=170), Random(seed)
-    console.print(f"seed {seed}, {RATE:g} events/s, {len(names) * rounds} drills", highlight=False)
+    count = sum(rounds * often(name, long) for name in names)
+    console.print(f"seed {seed}, {RATE:g} events/s, {count} drills", highlight=False)
     outcomes: list[Outcome] = []
     turns, short = in_turn(random), names == SHORT
-    command = f"python -m bench.drill --only {only}" if only else "make drill" + " LONG=1" * long
+    command = f"python -m bench.drill --only {only}" + " --long" * long if only else "make drill" + " LONG=1" * long
     run = stamp(command, seed) | {"drills": []}
     out.parent.mkdir(parents=True, exist_ok=True)
     for kind, faults in WORLDS:
-        drawn = [name for name in names for _ in range(rounds) if name in faults]
+        drawn = [name for name in names if name in faults for _ in range(rounds * often(name, long))]
         random.shuffle(drawn)
         if drawn and kind is SmallDisks and os.geteuid():
             console.print(f"left out, since only root may mount small disks: {', '.join(drawn)}")

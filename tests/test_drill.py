@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn, lost
+from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn, lost, often
 from bench.replay import differing
 from bench.world import World
 from page_lake import AT, COUNTED, write
@@ -43,7 +43,7 @@ def test_one_thing_wrong_is_not_held(wrong):
 
 def test_every_fault_that_is_named_is_there_and_has_a_sentence():
     assert {*SHORT, *POINTS, *DAMAGES} <= {*EVERY}
-    assert [name for name in EVERY if not callable(getattr(Drill, name, None))] == []
+    assert [name for name in EVERY if not getattr(Drill, name).__doc__] == []
 
 
 @pytest.mark.parametrize("fault", POINTS)
@@ -51,6 +51,12 @@ def test_as_many_rounds_as_a_fault_has_points_die_at_each_of_them_once(fault):
     drawn = list(itertools.islice(in_turn(Random(3))[fault], 2 * len(POINTS[fault])))
     assert sorted(drawn[: len(POINTS[fault])]) == sorted(POINTS[fault])
     assert drawn[len(POINTS[fault]) :] == drawn[: len(POINTS[fault])]
+
+
+@pytest.mark.parametrize(("long", "times"), [(True, 8), (False, 1)])
+def test_the_long_form_has_a_fault_at_each_of_its_points(long, times):
+    assert often("stream_killed_at_a_point", long) == times
+    assert {often(name, long) for name in {*EVERY} - {*POINTS}} == {1}
 
 
 def test_a_fault_that_breaks_off_is_an_outcome_that_did_not_hold(drill):
