@@ -1,4 +1,7 @@
-"""A day's exact page views and visitors, by hour and day: settled, by plain Spark and by DuckDB, from the same events."""
+"""A day's exact page views and visitors, by hour and day: settled, by plain Spark and by DuckDB, from the same events.
+
+Peers read them as JSON text, a settling the log's typed Parquet: of the text the stream has read them before.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ import sys
 import time
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated
 
 import psutil
-import typer
 
-from bench.measure import Figure, Tree, apart, plain_jvm
+from bench.measure import Figure, Tree, apart
+from bench.peers.night import questions
 from bench.world import World
 from tidemark import kafka, lake, query
 from tidemark.model import Topic
@@ -62,6 +64,7 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
         Figure("night: settled beside plain Spark", one / cpu["spark 1"], "", "plain Spark", "<= 0.25"),
         Figure("night: settled beside DuckDB", one / cpu["duckdb 1"], "", "DuckDB", "<= 2"),
         Figure(f"{month} beside one plain Spark application", many / cpu[f"spark {days}"], "", "plain Spark", "<= 1.25"),
+        Figure(f"{month} beside plain Spark", many / cpu[f"spark {days}"], "", "plain Spark", "<= 0.25"),
         Figure(f"{month} beside DuckDB", many / cpu[f"duckdb {days}"], "", "DuckDB", "<= 2"),
         Figure(f"{month}, share of {days} of plain Spark", many / apart["spark"], "", each),
         Figure(f"{month}, share of {days} settlings", many / apart["tidemark"], "", each),
@@ -112,7 +115,7 @@ def night(world: World, way: str, first: date, last: date, raw: Path) -> float:
         argv = [sys.executable, "-m", "tidemark", "settle", "--from", str(first), "--to", str(last), "--reason", "bench"]
         return cpu_of(argv + [word for name in TABLES for word in ("--only", name)], world.environment())
     options = {"way": way, "first": str(first), "last": str(last), "raw": str(raw)}
-    argv = [sys.executable, "-m", "bench.night", *(f"--{name}={value}" for name, value in options.items())]
+    argv = [sys.executable, "-m", "bench.peers.night", *(f"--{name}={value}" for name, value in options.items())]
     return cpu_of(argv, world.environment(world.settings.model_copy(update={"home": world.home / "peer"})))
 
 
@@ -130,58 +133,3 @@ def cpu_of(argv: list[str], env: dict[str, str]) -> float:
     if process.returncode:
         raise RuntimeError(f"{' '.join(argv)} ended with exit code {process.returncode}: {said[-2000:]}")
     return spent
-
-
-def peer(
-    way: Annotated[str, typer.Option()],
-    first: Annotated[str, typer.Option()],
-    last: Annotated[str, typer.Option()],
-    raw: Annotated[Path, typer.Option()],
-) -> None:
-    """What a careful person would write for one night: exact, repeats counted once, written as Parquet."""
-    out = raw.parent / "out" / way
-    end = date.fromisoformat(last) + timedelta(days=1)
-    if way == "duckdb":
-        import duckdb
-
-        db = duckdb.connect()
-        out.mkdir(parents=True, exist_ok=True)
-        db.execute("SET TimeZone = 'UTC'")
-        columns = "{event_id: 'VARCHAR', visitor_id: 'VARCHAR', page: 'VARCHAR', viewed_at: 'TIMESTAMPTZ'}"
-        db.execute(
-            f"""CREATE TABLE e AS SELECT event_id, any_value(visitor_id) AS visitor_id, any_value(page) AS page,
-            any_value(viewed_at) AS viewed_at FROM read_json('{raw}/*.jsonl', format = 'newline_delimited', columns = {columns},
-            ignore_errors = true) WHERE viewed_at >= TIMESTAMPTZ '{first} 00:00Z' AND viewed_at < TIMESTAMPTZ '{end} 00:00Z'
-            AND event_id IS NOT NULL AND visitor_id IS NOT NULL AND page IS NOT NULL GROUP BY event_id"""
-        )
-        for name, keys in questions().items():
-            by = {"page": "page", "hour": "date_trunc('hour', viewed_at) AS hour", "day": "viewed_at::DATE AS day"}
-            columns = ", ".join(by[k] for k in keys)
-            counts = "count(*) AS pv, count(DISTINCT visitor_id) AS uv"
-            db.execute(f"COPY (SELECT {columns}, {counts} FROM e GROUP BY ALL) TO '{out}/{name}.parquet'")
-        return
-    from pyspark.sql import functions as F
-
-    from tidemark.session import session
-    from tidemark.settings import Settings
-
-    settings = Settings()
-    spark = session(settings, "night", plain_jvm(settings))
-    schema = "event_id STRING, visitor_id STRING, page STRING, viewed_at TIMESTAMP"
-    events = spark.read.schema(schema).json(str(raw)).dropna()
-    kept = events.where((F.col("viewed_at") >= first) & (F.col("viewed_at") < str(end))).dropDuplicates(["event_id"]).cache()
-    for name, keys in questions().items():
-        hour, day = F.date_trunc("hour", "viewed_at").alias("hour"), F.to_date("viewed_at").alias("day")
-        by = {"page": F.col("page"), "hour": hour, "day": day}
-        both = (F.count("*").alias("pv"), F.countDistinct("visitor_id").alias("uv"))
-        counted = kept.groupBy(*(by[k] for k in keys)).agg(*both)
-        counted.write.mode("overwrite").parquet(str(out / name))
-    spark.stop()
-
-
-def questions() -> dict[str, tuple[str, ...]]:
-    return {"hourly": ("page", "hour"), "site_hourly": ("hour",), "daily": ("page", "day"), "site_daily": ("day",)}
-
-
-if __name__ == "__main__":
-    typer.run(peer)

@@ -59,6 +59,12 @@ def test_a_program_that_make_names_says_how_to_use_it(program):
     assert (told.returncode, "Usage" in told.stdout) == (0, True), told.stderr
 
 
+def test_a_night_of_duckdbs_pays_for_no_import_of_the_platform():
+    asks = "import sys, bench.peers.night; print([name for name in sys.modules if name.split('.')[0] in ('tidemark', 'pyspark')])"
+    told = subprocess.run([sys.executable, "-c", asks], cwd=figures.ROOT, capture_output=True, text=True)
+    assert (told.stdout.strip(), told.stderr) == ("[]", "")
+
+
 def test_points_of_a_curve_are_drawn_by_panel_and_line(tmp_path):
     page = tmp_path / "docs" / "figures.md"
     points = [figure(v, None, None) | {"figure": f"growth with {axis}: log", "at": at} for axis, at, v in POINTS]
