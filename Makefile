@@ -63,7 +63,7 @@ bench: jars  ## the race against plain Structured Streaming; writes bench/out/fi
 drill: jars  ## break one part after the other beside traffic, and count what is lost; SEED=1 again, LONG=1 every fault
 	$(RUN)/python -m bench.drill $(if $(SEED),--seed $(SEED)) $(if $(LONG),--long)
 
-soak: jars  ## an hour of traffic, the stream killed every five minutes; what grows is shown as a slope
+soak: jars  ## an hour of traffic, the stream killed every five minutes of the first forty; what grows is shown as a slope
 	$(RUN)/python -m bench.soak $(if $(SEED),--seed $(SEED))
 
 figures: install  ## write docs/figures.md and its pictures from the newest runs of bench, drill, soak and hostile
