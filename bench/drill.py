@@ -805,9 +805,7 @@ class Drill:
     def events(self) -> pa.Table:
         """The events that Kafka holds, or has held until the stream had read them."""
         records = chain(self.taken, kafka.consume(self.settings, PAGE_VIEWS.name, "earliest"))
-        events = (event for r in records if (event := accepted(r.value or b"")))
-        parts = iter(lambda: list(islice(events, 100_000)), [])  # as dictionaries a soak's millions would fill the machine
-        return pa.concat_tables([pa.Table.from_pylist(part, EVENT) for part in parts])
+        return in_parts((event for r in records if (event := accepted(r.value or b""))), EVENT)
 
     def differing(self, events: pa.Table, views: Sequence[str], marks: Mapping[str, str]) -> dict[str, int]:
         """By view: its rows that are not DuckDB's over the events that Kafka holds, and DuckDB's that are not its."""
@@ -869,6 +867,12 @@ def accepted(value: bytes) -> dict[str, Any] | None:
         return None
     texts = [event.get(name) for name in TEXTS]
     return event if all(isinstance(text, str) for text in texts) else None
+
+
+def in_parts(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """The rows as a table; as dictionaries a soak's millions would fill the machine."""
+    parts = iter(lambda: list(islice(rows, 100_000)), [])
+    return pa.concat_tables([schema.empty_table(), *(pa.Table.from_pylist(part, schema) for part in parts)])
 
 
 SHORT = ("stream_killed_at_a_point", "settling_killed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ import structlog
 
 from bench.live import latencies, rollup_rows
 from bench.measure import Figure, Tree
-from bench.world import Probes, World
+from bench.world import Probes, World, until
 from tidemark import kafka, lake, notify
 from tidemark.pipelines import CATALOG
 from tidemark.pipelines.alarms import LIMIT, TRANSACTIONS
@@ -43,6 +44,8 @@ def measure(world: World, rate: float, seconds: float, warmup: float) -> list[Fi
         found += cost(world, stream, topics[stream], tree, start, end, tree.cpu() - before[stream])
     time.sleep(15)  # so that the last ones are told
     world.stop_producers()
+    with suppress(TimeoutError):  # then they are missing, and the figures say so
+        until(lambda: world.unread("main", topics["main"]) == 0, 300)
     db = rollup_rows(world, start, end)
     return [*found, *probes.told(), *latencies(db, "rollup page_panes, all pipelines beside", "seq", "< 6")]
 

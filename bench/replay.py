@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from datetime import date, timedelta
 
+import pyarrow as pa
+
 from bench import live
-from bench.drill import ANSWERS, named
+from bench.drill import ANSWERS, EVENT, accepted, in_parts, named
 from bench.measure import Figure, apart
 from bench.world import World, until
-from tidemark import lake, query, settle
+from tidemark import kafka, lake, query, settle
 from tidemark.pipelines import CATALOG
+from tidemark.pipelines.traffic import PAGE_VIEWS
 
 
 def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]:
@@ -26,11 +29,11 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     producer = world.traffic(rate, calm + 60 + events / 1000)
     time.sleep(30)
     with live.Viewing(world) as probes:
-        quiet = time.time()
+        quiet, held = time.time(), sum(world.ends().values())
         time.sleep(calm)
         began = time.time()
         world.tidemark("replay", "--run", "bench", "--reason", "bench")
-        ended = time.time()
+        ended, sent = time.time(), sum(world.ends().values()) - held
     until(lambda: all(live.newest_mark(world, view) > ended for view in live.VIEWS), 600)  # it moves with traffic only
     world.stop(producer.name)
     until(lambda: not producer.alive(), 60)
@@ -41,11 +44,16 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     different = sum(run.tables[d.name]["compare"][k] for d in CATALOG.derived for k in counts)
     done = settle.publish(world.settings, CATALOG, run.id)
     assert not any(one.blocked for one in done), f"held back, so that DuckDB is asked of the settling's rows: {done}"
+    records = kafka.consume(world.settings, PAGE_VIEWS.name, "earliest")
+    held_by_kafka = in_parts((event for r in records if (event := accepted(r.value or b""))), EVENT)
+    events_of_day, wrong = differing(world, day, held_by_kafka)
     seconds, size = ended - began, f"{events:,} events of {events / 60_000:.0f} minutes, live traffic at {rate:,.0f}/s"
     found = [
         Figure("replay: times real time", events / 1000 / seconds, "", f"{size}; {seconds:.0f} s, start and checks in", ">= 10"),
         Figure("replay: rows changed, missing or extra beside what was published", different, "rows", size, "<= 0"),
-        Figure("replay: rows that DuckDB answers otherwise", differing(world, day), "rows", ", ".join(ANSWERS), "<= 0"),
+        Figure("replay: rows that DuckDB answers otherwise", wrong, "rows", ", ".join(ANSWERS), "<= 0"),
+        Figure("replay: events of that day that DuckDB counts", events_of_day, "events", size, f">= {0.95 * events:.0f}"),
+        Figure("replay: live page views sent a second", sent / (ended - quiet), "", size, f">= {0.95 * rate:g}"),
     ]
     for name in [n for n in alone if n.endswith("p99")]:
         a, b = alone[name].value, beside[name].value
@@ -56,10 +64,13 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     return found
 
 
-def differing(world: World, day: date) -> int:
-    """Rows of a day's published answers that DuckDB over the accepted events has not, and those that it alone has."""
-    with query.connect(world.settings, CATALOG, ["page_views", *ANSWERS]) as db:
-        db.execute(f"CREATE VIEW held AS SELECT * FROM page_views WHERE reject IS NULL AND viewed_at::DATE = '{day}'")
+def differing(world: World, day: date, events: pa.Table) -> tuple[int, int]:
+    """How many of the events that Kafka holds are of a day, each once; and rows of its published answers that DuckDB over them
+    has not, and those that it alone has."""
+    with query.connect(world.settings, CATALOG, [*ANSWERS]) as db:
+        db.register("every", events)
+        db.execute(f"CREATE VIEW held AS SELECT * FROM every WHERE viewed_at::DATE = '{day}'")
+        ((count,),) = db.execute("SELECT count(DISTINCT event_id) FROM held").fetchall()
         keys = {view: ", ".join(CATALOG.views[view].key) for view in ANSWERS}
         ours = {view: f"SELECT {key}, pv, uv FROM {view} WHERE day = '{day}'" for view, key in keys.items()}
-        return sum(apart(db, ours[view], theirs) for view, theirs in ANSWERS.items())
+        return count, sum(apart(db, ours[view], theirs) for view, theirs in ANSWERS.items())

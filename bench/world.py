@@ -99,8 +99,12 @@ class World:
             self.past(1000, lacking / 1000)
 
     def past(self, rate: float, seconds: float, ends: datetime | None = None) -> None:
+        """Have that traffic in the topic. Raises `AssertionError` with what its producer said where it has not come."""
+        before, asked = sum(self.ends().values()), int(rate * seconds)
         producer = self.traffic(rate, seconds, past=True, ends=ends)
         until(lambda: not producer.alive(), 900)
+        came = sum(self.ends().values()) - before
+        assert came >= 0.99 * asked, f"{came:,} of {asked:,} events came: {producer.log.read_text()[-1000:]}"
 
     def yesterday(self, events: int) -> date:
         """Have yesterday's day in the topic, and return it."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from bench.drill import DAMAGES, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_turn, lost, often
+from bench.drill import DAMAGES, EVENT, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_parts, in_turn, lost, often
+from bench.live import latencies, rollup_rows
 from bench.replay import differing
 from bench.world import World
 from page_lake import AT, COUNTED, write
 
-from tidemark import lake, local
+from tidemark import kafka, lake, local
 
 WHOLE = Outcome("broker_killed", 9.0, 10, 0, 0, 0, 0, {}, 0, "")
 
@@ -129,11 +131,11 @@ KEYS = {
 TYPES = {
     "page": pa.string(),
     "hour": AT,
-    "event_id": pa.string(),
-    "visitor_id": pa.string(),
-    "viewed_at": AT,
-    "reject": pa.string(),
 }
+
+
+def event(name: str, at: datetime) -> dict[str, Any]:
+    return {"event_id": name, "visitor_id": "v", "page": "/", "viewed_at": at}
 
 
 def of_day(hour: int, minute: int = 0) -> datetime:
@@ -142,27 +144,22 @@ def of_day(hour: int, minute: int = 0) -> datetime:
 
 @pytest.mark.parametrize(("visitors", "differs"), [(2, 0), (3, 2)])
 def test_a_published_answer_that_is_not_duckdbs_over_the_events_is_found(drill, visitors, differs):
-    """The repeat counts once, the reject and the next day not at all."""
+    """The repeat counts once, the next day not at all. No log is asked."""
     settings = drill.world.settings
-    views = [("a", "v", 10, None), ("a", "v", 10, None), ("b", "v", 23, None), ("c", "w", 10, None), ("d", "x", 10, "bad")]
-    log = [
-        {"event_id": e, "visitor_id": v, "page": "/", "viewed_at": of_day(h, 5), "reject": r, "day": DAY} for e, v, h, r in views
-    ]
-    log.append(log[0] | {"event_id": "e", "viewed_at": datetime(2026, 1, 3, tzinfo=UTC), "day": date(2026, 1, 3)})
+    views = [("a", "v", 10), ("a", "v", 10), ("b", "v", 23), ("c", "w", 10)]
+    held = [event(e, of_day(h, 5)) | {"visitor_id": v} for e, v, h in views]
+    held.append(event("e", datetime(2026, 1, 3, tzinfo=UTC)))
     answers: dict[str, list[tuple[Any, ...]]] = {
         "hourly_traffic": [("/", of_day(10), 2, 2), ("/", of_day(23), 1, 1)],
         "site_hourly_traffic": [(of_day(10), 2, 2), (of_day(23), 1, 1)],
         "daily_traffic": [("/", 3, 2)],
         "site_daily_traffic": [(3, visitors)],
     }
-    columns = ("event_id", "visitor_id", "page", "viewed_at", "reject")
-    schema = pa.schema({**{c: TYPES[c] for c in columns}, "day": pa.date32()})
-    write(settings, "log/page_views", log, "live/main-0-0-aaaaaaaa", schema)
     for view, found in answers.items():
         key = KEYS[view]
         rows = [dict(zip((*key, "pv", "uv"), row, strict=True)) | {"settled": True, "day": DAY} for row in found]
         write(settings, f"views/{view}", rows, "runs/bench", pa.schema({**{c: TYPES[c] for c in key}, **COUNTED}))
-    assert differing(drill.world, DAY) == differs
+    assert differing(drill.world, DAY, in_parts(iter(held), EVENT)) == (3, differs)
 
 
 @pytest.mark.parametrize(("uv", "differs"), [(1, {}), (2, {"last_hour": 2, "site_last_hour": 2})])
@@ -172,9 +169,42 @@ def test_the_newest_mark_of_the_last_hour_is_held_to_duckdb_and_no_older_one(dri
     """
     settings, newest, older = drill.world.settings, of_day(10, 5), of_day(10, 4)
     at = [("a", of_day(9, 30)), ("b", of_day(9, 31)), ("early", of_day(9, 4)), ("its own", newest)]
-    events = pa.Table.from_pylist([{"event_id": e, "visitor_id": "v", "page": "/", "viewed_at": t} for e, t in at])
+    events = pa.Table.from_pylist([event(e, t) for e, t in at])
     for view, key in {"last_hour": {"page": "/"}, "site_last_hour": {}}.items():
         marks = [(older, 77, 77), (newest, 2, uv)]
         rows = [key | {"mark": mark, "pv": p, "uv": u, "settled": False, "day": DAY} for mark, p, u in marks]
         write(settings, f"views/{view}", rows, "runs/bench")
     assert drill.differing(events, [], MARKS) == differs
+
+
+def test_an_event_that_kafka_holds_and_no_rollup_has_is_never_readable_be_it_in_the_log_or_not(drill, monkeypatch):
+    """
+    Kafka      a   b          c           d, five seconds late   and what is none
+    log        a   b, batch 1             d
+    rollup     a                          d
+    """
+    at, settings = of_day(10), drill.world.settings
+    records = [
+        kafka.Record(0, n, at + timedelta(seconds=late), None, json.dumps(event(e, at), default=str).encode(), ())
+        for n, (e, late) in enumerate([("a", 0.2), ("b", 0.2), ("c", 0.2), ("d", 5)])
+    ]
+    records.append(kafka.Record(0, 4, at, None, b"<html>", ()))
+    monkeypatch.setattr(kafka, "consume", lambda *_: iter(records))
+    for seq, numbers in ((0, (0, 3)), (1, (1,))):
+        logged = [{"viewed_at": at, "kafka": {"partition": 0, "offset": n}, "day": DAY} for n in numbers]
+        write(settings, "log/page_views", logged, f"live/main-{seq}-{seq}-aaaaaaaa")
+    panes = pa.schema({"page": pa.string(), "day": pa.date32()})
+    write(settings, "rollups/page_panes", [{"page": "/", "day": DAY}], "live/main-0-0-aaaaaaaa", panes)
+    db = rollup_rows(drill.world, at.timestamp(), at.timestamp() + 1)
+    found = {figure.figure: (figure.value, figure.met) for figure in latencies(db, "it", "seq", "< 5")}
+    assert found["live: events never readable in it"] == (2, False)
+    assert found["live: share left out of it, sent more than a second late"] == (0.25, False)
+
+
+def test_traffic_that_has_not_come_is_none(drill, monkeypatch):
+    ended = local.start(drill.settings, "traffic-1", [sys.executable, "-c", "print('no broker')"])
+    came = iter([{0: 10, 1: 0}, {0: 990, 1: 9}])
+    monkeypatch.setattr(drill.world, "ends", lambda: next(came))
+    monkeypatch.setattr(drill.world, "traffic", lambda *_, **__: ended)
+    with pytest.raises(AssertionError, match="989 of 1,000 events came: no broker"):
+        drill.world.past(1000, 1)
