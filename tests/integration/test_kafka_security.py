@@ -185,13 +185,27 @@ def filled(theirs: Kafka) -> str:
     return topic.name
 
 
+@pytest.fixture(scope="module")
+def said_by_java(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the session's JVM logs, in a file too: its own stderr is what pytest's was when it began."""
+    file, log4j = tmp_path_factory.mktemp("java") / "log", spark._jvm.org.apache.logging.log4j
+    appender = log4j.core.appender.FileAppender.newBuilder().setName("said").withFileName(str(file)).build()
+    appender.start()
+    log4j.LogManager.getContext(False).getRootLogger().addAppender(appender)
+    log4j.LogManager.getLogger("org.apache.kafka.clients").error("it is heard")
+    assert file.read_text() == "it is heard\n"
+    return file
+
+
 # ---- the right settings
 
 
 @pytest.mark.parametrize(
     "way", ["SCRAM-SHA-512", pytest.param("SCRAM-SHA-256", marks=pytest.mark.long), "PLAIN", "SASL_PLAINTEXT", "mutual TLS"]
 )
-def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, spark: Any, topic_name: str, capfd: Any) -> None:
+def test_right_settings_do_everything_by_both_clients(
+    way: str, theirs: Kafka, spark: Any, topic_name: str, capfd: Any, said_by_java: Path
+) -> None:
     if way == "mutual TLS":
         files = {"kafka_certificate": theirs.file("client.pem"), "kafka_key": theirs.file("client.key")}
         settings = theirs.settings("mutual", **NO_USER, **files)
@@ -211,7 +225,7 @@ def test_right_settings_do_everything_by_both_clients(way: str, theirs: Kafka, s
     stream = spark.readStream.format("kafka").options(**(kafka.spark_options(settings) | {"subscribe": topic_name})).load()
     plan = stream._jdf.queryExecution().analyzed().verboseStringWithSuffix(1000)  # every option of the source is in it
     assert "kafka.security.protocol" in plan
-    assert not secrets_in(plan + "".join(capfd.readouterr()), theirs)
+    assert not secrets_in(plan + "".join(capfd.readouterr()) + said_by_java.read_text(), theirs)
 
 
 @pytest.mark.long
@@ -340,7 +354,15 @@ SSL, SASL, SILENT = "SslAuthenticationException", "SaslAuthenticationException",
     ],
 )
 def test_wrong_settings_are_refused_by_both_clients_and_the_sentence_says_why(
-    listener: str, changes: dict[str, Any], sentence: str, java: str, theirs: Kafka, filled: str, spark: Any, capfd: Any
+    listener: str,
+    changes: dict[str, Any],
+    sentence: str,
+    java: str,
+    theirs: Kafka,
+    filled: str,
+    spark: Any,
+    capfd: Any,
+    said_by_java: Path,
 ) -> None:
     files = {n: theirs.file(v) for n, v in changes.items() if n in ("kafka_ca", "kafka_certificate", "kafka_key") and v}
     settings = theirs.settings(listener, **(changes | files))
@@ -353,6 +375,7 @@ def test_wrong_settings_are_refused_by_both_clients_and_the_sentence_says_why(
         batch(spark, settings, filled)
     assert kafka.refused_by_spark(settings, spark_says.value) == (None if java == SILENT else str(refused.value))
     assert not secrets_in(f"{refused.value} {spark_says.value} {''.join(capfd.readouterr())}", theirs)
+    assert not secrets_in(said_by_java.read_text(), theirs)
     assert sum(kafka.offsets(theirs.settings("plain"), [filled], "latest")[filled].values()) == 1
 
 
