@@ -600,7 +600,7 @@ SAID_NOON = "tidemark: --to noon is neither earliest, latest, an offset nor an i
 
 
 def test_members_are_told_apart_by_their_group_alone(broker: Settings, orders: Topic, group: str) -> None:
-    """Ten groups at once, each whole."""
+    """Five groups at once, each whole."""
     ids = sent(broker, orders, 20)
 
     def read(n: int) -> list[str]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import psutil
@@ -156,7 +157,7 @@ def test_message_is_said_within_a_second(told, world, start) -> None:
         notify.send(settings, [message(f"quick{n}", "wecom")])
         world.until(lambda n=n: len(world.texts("wecom")) == n + 1)
         took.append(time.monotonic() - began)
-    assert sorted(took)[7] < 1, sorted(took)  # a machine that is busy with other things slows many of them, not all
+    assert median(took) < 1, sorted(took)
 
 
 @pytest.mark.long
