@@ -148,15 +148,18 @@ class House:
         found = [p for p in found if p.info["ppid"] not in {other.pid for other in found}]
         return [p for p in found if p.environ().get("TIDEMARK_HOME") == str(self.settings.home)]
 
-    def processes(self) -> list[str]:
-        """Whatever runs that was told of this home, or names its folder: how it was called."""
-        found = []
+    def here(self) -> Iterator[psutil.Process]:
+        """Whatever runs that was told of this home, names its folder, or is of the session of what was started here: Airflow's
+        processes give themselves a title, which takes the place of both."""
+        sessions = {process.pid for process in local.processes(self.settings)}
         for one in psutil.process_iter():
-            with suppress(psutil.Error):
-                called = " ".join(one.cmdline())
-                if str(self.root) in called or one.environ().get("TIDEMARK_HOME") == str(self.settings.home):
-                    found.append(called)
-        return found
+            with suppress(psutil.Error, ProcessLookupError):
+                told = str(self.root) in " ".join(one.cmdline()) or one.environ().get("TIDEMARK_HOME") == str(self.settings.home)
+                if told or os.getsid(one.pid) in sessions:
+                    yield one
+
+    def processes(self) -> list[str]:
+        return [str(one) for one in self.here()]
 
     def pid(self) -> int:
         return local.status(self.settings)["heartbeat"]["pid"]
@@ -211,6 +214,16 @@ def test_airflow_is_healthy_and_has_adopted_the_stream(house: House) -> None:
     log = house.log("speed_layer", watching["dag_run_id"], "watch", mapped=watching["map_index"])
     assert "adopted stream main" in log or "started stream main" in log
     house.until(lambda: sum(r["records"] for r in lake.ledger_rows(house.settings, "main")) >= 4 * 2000 + 50)
+
+
+def test_whatever_listens_listens_on_loopback_alone(house: House) -> None:
+    open_doors = set()
+    for one in house.here():
+        with suppress(psutil.NoSuchProcess):
+            open_doors |= {c.laddr for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    wanted = {house.settings.airflow_port, int(house.settings.brokers.rpartition(":")[2])}
+    assert wanted <= {door.port for door in open_doors}
+    assert [door for door in open_doors if door.ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")] == []
 
 
 def test_kill_of_all_of_airflow_leaves_the_stream_and_its_watcher_goes_on(house: House) -> None:
@@ -358,13 +371,18 @@ def test_form_value_outside_its_schema_is_refused(house: House, dag: str, conf: 
 
 
 def test_page_asks_who_looks_starts_no_spark_and_a_viewer_starts_nothing(house: House) -> None:
+    def shown(part: str) -> bool:
+        said = house.http.get(f"/tidemark/{part}").status_code
+        assert said in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE)  # that says a question took too long
+        return said == httpx.codes.OK
+
     parts = ("", "hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables", "views")
     nobody = [httpx.get(f"{airflow.url(house.settings)}/tidemark/{part}", timeout=60).status_code for part in parts]
     assert nobody == [httpx.codes.UNAUTHORIZED] * len(parts)
     house.log_in("viewer")
     try:
-        seen = {house.http.get(f"/tidemark/{part}").status_code for part in parts}
-        assert seen <= {httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE}  # that says a question took too long
+        for part in parts:
+            house.until(lambda: shown(part))  # noqa: B023
         form = {"logical_date": None, "conf": {"action": "drain", "reason": "a viewer's"}}
         assert house.http.post("/api/v2/dags/control/dagRuns", json=form).status_code == httpx.codes.FORBIDDEN
     finally:
