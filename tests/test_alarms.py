@@ -1,5 +1,6 @@
 """Alarms, said by example: an event is `time what …`, of one morning; an alarm is `(what, minute)`."""
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -287,13 +288,23 @@ def test_any_order_repetition_and_cut_gives_the_answer_over_the_raw_events(inter
     assert broken(interpreted, LAW, drawn.draw(worlds(LAW, zone))) == {}
 
 
+def many_alarms(zone: str) -> dict:
+    """So many errors in those two minutes, and large transactions, that a part of them is enough for an alarm."""
+    middle = midnights(zone)[1]
+    errors = [middle - MINUTE + 300_000 * n * MICRO for n in range(400)]
+    return {
+        "network_events": [{"host": "h1", "level": "error", "message": "", "happened_at": said(t)} for t in errors],
+        "transactions": [{"card": "c3", "amount": 10001, "happened_at": said(middle + n * MINUTE)} for n in range(40)],
+    }
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("zone", ZONES)
 @given(drawn=st.data(), part=st.integers(2, 4))
 def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, zone, drawn, part):
     #   what came so far:   e1 e2 e3           every alarm that was told then
     #   in the end:         e1 e2 e3 e4 e5     is among these, whatever came between
-    midnight, world = midnights(zone), drawn.draw(worlds(LAW, zone))
+    midnight, world = midnights(zone), drawn.draw(worlds(replace(LAW, always=many_alarms), zone))
     whole = midnight[0] - timedelta(days=1), midnight[-1] + timedelta(days=1)
     logs = {t.name: log_of(interpreted, t, world.sent[t.name]).persist() for t in LAW.catalog.topics.values()}
     lakes = {
@@ -308,6 +319,7 @@ def test_an_alarm_of_some_events_stands_there_in_the_end_too(interpreted, zone, 
     )
     interpreted.catalog.clearCache()
     told = {when: {(r["_name"], r["alarm"]) for r in found.to_pylist() if r["_way"] == when} for when in lakes}
+    assert {"host_errors", "large_transactions"} <= {name for name, _ in told["so far"]}
     assert told["so far"] - told["in the end"] == set()
 
 
