@@ -35,6 +35,7 @@ def nightly_report() -> None:
     @task
     def report(triggering_asset_events=None, dag_run=None) -> list[str]:
         from tidemark import lake, notify, settle
+        from tidemark.model import OLDEST
         from tidemark.pipelines import CATALOG
         from tidemark.report import report as write
 
@@ -42,7 +43,7 @@ def nightly_report() -> None:
         last = settle.yesterday(SETTINGS)
         told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
         # A night may have no day, one that is not over, or one that was refused.
-        days = {day for day in told if date(2000, 1, 1) <= day <= last} if events else {last}
+        days = {day for day in told if OLDEST <= day <= last} if events else {last}
         reported = {page.stem for page in (SETTINGS.lake_path / "reports").glob("*.html")}
         if not events and dag_run.run_type == "scheduled" and str(last) in reported:
             return []  # the night has brought it

@@ -47,13 +47,11 @@ class WaitForDay(BaseOperator):
         if not self.day:
             raise DayRefused("the run has neither a day in its form nor a data interval; trigger it with a day")
         settings = Settings()
-        day, today = date.fromisoformat(self.day), datetime.now(settings.tz).date()
-        if day.year < 2000:
-            raise DayRefused(f"{self.day} lies before the year 2000, and an event of then is a reject")
-        if day >= today:
-            raise DayRefused(
-                f"{self.day} is not over in {settings.zone}; the last day that can be settled is {today - timedelta(1)}"
-            )
+        day = date.fromisoformat(self.day)
+        try:
+            settle.refuse_days(settings, [day])
+        except settle.SettleError as refused:
+            raise DayRefused(str(refused)) from None
         # Patience begins where late records are waited for no more: before that no stream could be quick enough.
         until = max(datetime.now(UTC), settle.complete_at(settings, CATALOG, day)) + duration(settings.nightly_patience)
         if unread(self.day) is None:

@@ -222,12 +222,14 @@ def stream_named(name: str) -> str:
 
 
 def day_of(text: str, option: str) -> date:
+    from tidemark.model import OLDEST
+
     try:
         day = date.fromisoformat(text)
     except ValueError:
         raise Wrong(f"{option} {text} is not a day; write it like {date.today() - timedelta(days=1)}") from None
-    if day.year < 2000:
-        raise Wrong(f"{option} {text} lies before the year 2000, and an event of then is a reject")
+    if day < OLDEST:
+        raise Wrong(f"{option} {text} lies before the year {OLDEST.year}, and an event of then is a reject")
     return day
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from tidemark import functions
 from tidemark.model import (
     EVENT_TIME,
+    OLDEST,
     Catalog,
     Changes,
     Column,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 AHEAD = "5 minutes"
 HOUR = timedelta(hours=1)
-OLDEST = "2000-01-01T00:00:00Z"
 ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)$"
 MILLIS_OF_YEAR_10000 = 253_402_300_800_000
 # What Spark calls year 0 or year 10000 no other reader of the lake can hold.
@@ -188,7 +188,7 @@ def timed(topic: Topic, problems: list[Expression]) -> tuple[Step, ...]:
     problems = [
         *problems,
         F.when(at.isNull(), "no event time"),
-        F.when(at < F.lit(OLDEST).cast("timestamp"), "event time is before the year 2000"),
+        F.when(at < F.lit(f"{OLDEST} 00:00:00Z").cast("timestamp"), "event time is before the year 2000"),
         F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
     ]
     if topic.accept_late:

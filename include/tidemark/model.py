@@ -27,6 +27,8 @@ EVENT_TIME = "event_time"
 """The header by which a tombstone says when."""
 KEYS_OF_TABLES = ("STRING", "INT", "BIGINT")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+OLDEST = date(2000, 1, 1)
+"""The first day that an event can be of: a time before it is a reject."""
 TAKEN = ("logs", "notify", "processes", "spark", "topics")
 """Folders of the platform beside those of the streams, which no stream can be called."""
 

@@ -21,6 +21,7 @@ import structlog
 from tidemark import __version__, compare, fold, kafka, lake, local, quality, query, session
 from tidemark.local import Lease
 from tidemark.model import (
+    OLDEST,
     Catalog,
     Declared,
     Rollup,
@@ -406,6 +407,8 @@ def refuse_days(settings: Settings, days: Sequence[date]) -> None:
     if not days:
         raise SettleError("no day to settle was given")
     for day in days:
+        if day < OLDEST:
+            raise SettleError(f"{day} lies before the year {OLDEST.year}, and an event of then is a reject")
         end = period(settings, day)[1]
         if end > datetime.now(UTC):
             raise SettleError(f"{day} is not over in {settings.zone}; the last day that can be settled is {yesterday(settings)}")
