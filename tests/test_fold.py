@@ -275,15 +275,16 @@ def test_time_is_judged_by_kafkas_timestamp_and_never_by_the_clock(spark):
     assert judged(spark, WIDE, values) == judged(spark, WIDE, values)
 
 
-def test_a_timestamp_beyond_the_calendar_which_kafka_takes_from_a_producer_is_the_calendar_s_end(spark):
-    """Microseconds where Kafka has milliseconds: an event has its own time, and what is none the day of Kafka's."""
+def test_a_record_whose_timestamp_is_beyond_the_calendar_is_a_reject_of_the_calendar_s_end(spark):
+    """Microseconds where Kafka has milliseconds: by such a time all others would be late."""
     micros = F.when(F.col("offset") < 2, F.timestamp_millis(F.lit(NOON_MS * 1000))).otherwise(
         F.timestamp_millis(F.lit(-(10**15)))
     )
     sent = records(spark, [event(), b"hello", event(at="2000-01-01T00:00:00Z")]).withColumn("timestamp", micros)
     rows = fold.judged(WIDE, sent).orderBy("kafka.offset").toArrow().to_pylist()
     assert [r["kafka"]["timestamp"].year for r in rows] == [9999, 9999, 1]
-    assert [(r["day"], r["reject"]) for r in rows] == [(NOON.date(), None), (date.max, "not JSON"), (date.min, TOO_NEW)]
+    beyond, last, first = "Kafka's timestamp is beyond the calendar", date(9999, 12, 30), date(1, 1, 2)
+    assert [(r["day"], r["reject"]) for r in rows] == [(last, beyond), (last, "not JSON"), (first, beyond)]
 
 
 def test_an_event_belongs_to_its_own_day_and_a_reject_to_kafkas(spark):

@@ -170,8 +170,8 @@ def steps_of_lines(topic: Topic) -> tuple[Step, ...]:
 
 def as_kafka() -> Expression:
     """Where a record comes from, as the log keeps it: Spark's columns as one struct. A timestamp beyond the calendar, which Kafka
-    takes from a producer that gives it, is the calendar's end."""
-    first, last = calendar()
+    takes from a producer that gives it, is the calendar's end, and the record a reject."""
+    first, last = ends()
     return F.struct(
         F.col("partition").cast("int").alias("partition"),
         F.col("offset").cast("bigint").alias("offset"),
@@ -187,6 +187,7 @@ def timed(topic: Topic, problems: list[Expression]) -> tuple[Step, ...]:
     at, seen = F.col("_event_time"), F.col("kafka.timestamp")
     problems = [
         *problems,
+        F.when((seen <= ends()[0]) | (seen >= ends()[1]), "Kafka's timestamp is beyond the calendar"),
         F.when(at.isNull(), "no event time"),
         F.when(at < F.lit(f"{OLDEST} 00:00:00Z").cast("timestamp"), "event time is before the year 2000"),
         F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
@@ -236,6 +237,11 @@ def read_as(column: Column) -> Expression:
 def calendar() -> tuple[Expression, Expression]:
     """The first and the last instant that every reader of the lake has."""
     return F.lit(f"{FIRST} 00:00:00Z").cast("timestamp"), F.lit(f"{LAST} 23:59:59.999999Z").cast("timestamp")
+
+
+def ends() -> tuple[Expression, Expression]:
+    """The least and the greatest timestamp of a record: a day within the calendar, so that each day has one before and after."""
+    return F.lit("0001-01-02 00:00:00Z").cast("timestamp"), F.lit("9999-12-30 00:00:00Z").cast("timestamp")
 
 
 def instant_of(text: Expression) -> Expression:
