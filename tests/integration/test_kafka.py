@@ -401,7 +401,7 @@ def test_offsets_are_asked_again_while_leaders_change(
     monkeypatch.setattr(kafka, "answers", changing)
     admin, place = kafka.connected(broker), TopicPartition(topic_name, 0)
     assert kafka.offsets_at(broker, admin, [place], OffsetSpec.latest()) == {(topic_name, 0): 0}
-    assert len(asked) == 2
+    assert len(asked) >= 2  # a partition that was just made may have no leader yet for some more
 
 
 def test_instant_without_a_time_zone_is_refused(broker: Settings, topic_name: str) -> None:
