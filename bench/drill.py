@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -805,7 +805,7 @@ class Drill:
     def events(self) -> pa.Table:
         """The events that Kafka holds, or has held until the stream had read them."""
         records = chain(self.taken, kafka.consume(self.settings, PAGE_VIEWS.name, "earliest"))
-        return in_parts((event for r in records if (event := accepted(r.value or b""))), EVENT)
+        return events_of(records)
 
     def differing(self, events: pa.Table, views: Sequence[str], marks: Mapping[str, str]) -> dict[str, int]:
         """By view: its rows that are not DuckDB's over the events that Kafka holds, and DuckDB's that are not its."""
@@ -867,6 +867,11 @@ def accepted(value: bytes) -> dict[str, Any] | None:
         return None
     texts = [event.get(name) for name in TEXTS]
     return event if all(isinstance(text, str) for text in texts) else None
+
+
+def events_of(records: Iterable[kafka.Record]) -> pa.Table:
+    """What of Kafka's records Python alone takes for events, repeats included."""
+    return in_parts((event for r in records if (event := accepted(r.value or b""))), EVENT)
 
 
 def in_parts(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 import pyarrow as pa
 
 from bench import live
-from bench.drill import ANSWERS, EVENT, accepted, in_parts, named
+from bench.drill import ANSWERS, events_of, named
 from bench.measure import Figure, apart
 from bench.world import World, until
 from tidemark import kafka, lake, query, settle
@@ -44,9 +44,7 @@ def measure(world: World, events: int, rate: float, calm: float) -> list[Figure]
     different = sum(run.tables[d.name]["compare"][k] for d in CATALOG.derived for k in counts)
     done = settle.publish(world.settings, CATALOG, run.id)
     assert not any(one.blocked for one in done), f"held back, so that DuckDB is asked of the settling's rows: {done}"
-    records = kafka.consume(world.settings, PAGE_VIEWS.name, "earliest")
-    held_by_kafka = in_parts((event for r in records if (event := accepted(r.value or b""))), EVENT)
-    events_of_day, wrong = differing(world, day, held_by_kafka)
+    events_of_day, wrong = differing(world, day, events_of(kafka.consume(world.settings, PAGE_VIEWS.name, "earliest")))
     seconds, size = ended - began, f"{events:,} events of {events / 60_000:.0f} minutes, live traffic at {rate:,.0f}/s"
     found = [
         Figure("replay: times real time", events / 1000 / seconds, "", f"{size}; {seconds:.0f} s, start and checks in", ">= 10"),

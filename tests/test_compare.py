@@ -466,11 +466,8 @@ def test_a_null_and_where_an_array_ends_that_are_planted_in_a_view_are_found(spa
     assert [(one.changed, one.missing, one.extra) for one in found] == [(1, 0, 0)] * (len(LIKE) - 1) + [(0, 0, 0)]
 
 
-def test_difference_is_shown_of_a_view_with_a_key_that_is_called_what(spark, tmp_path):
-    view, settings = replace(hours, key=("hour", "what"), refresh=None), Settings(_env_file=None, home=tmp_path)
-    published, staged = (
-        amounts(spark, rows, n == 1).withColumnRenamed("name", "what") for n, rows in enumerate((SHOWN[:2], SHOWN))
-    )
+def only_sample(spark, settings: Settings, view: View, published: Any, staged: Any) -> Any:
+    """The one row of a day that differs between what readers have of a view and what is staged."""
     table = lake.table(settings, view)
     table.create(fold.schema_of(published))
     lake.append(table, lake.Batch("main", 0, 0), lake.write_spark(table, lake.Batch("main", 0, 0).folder, published))
@@ -478,6 +475,15 @@ def test_difference_is_shown_of_a_view_with_a_key_that_is_called_what(spark, tmp
     run = lake.Run("new", "staged", [str(DAY)], "", "", "0")
     [one] = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
     (sample,) = one.samples
+    return sample
+
+
+def test_difference_is_shown_of_a_view_with_a_key_that_is_called_what(spark, tmp_path):
+    view, settings = replace(hours, key=("hour", "what"), refresh=None), Settings(_env_file=None, home=tmp_path)
+    published, staged = (
+        amounts(spark, rows, n == 1).withColumnRenamed("name", "what") for n, rows in enumerate((SHOWN[:2], SHOWN))
+    )
+    sample = only_sample(spark, settings, view, published, staged)
     assert (sample["what"], sample["run"]["what"], sample["published"]) == ("missing", "b", None)
 
 
@@ -487,11 +493,5 @@ def test_sample_shows_a_difference_of_a_microsecond(spark, tmp_path):
     published, staged = (
         spark.createDataFrame([(at(10), at(10) + n * timedelta(microseconds=1), n == 1, DAY)], columns) for n in (0, 1)
     )
-    table = lake.table(settings, view)
-    table.create(fold.schema_of(published))
-    lake.append(table, lake.Batch("main", 0, 0), lake.write_spark(table, lake.Batch("main", 0, 0).folder, published))
-    lake.stage(table, "new", staged)
-    run = lake.Run("new", "staged", [str(DAY)], "", "", "0")
-    [one] = compare.compare(spark, settings, Catalog({"clicks": CLICKS}, {}, {view.name: view}), run, [view.name])
-    (sample,) = one.samples
+    sample = only_sample(spark, settings, view, published, staged)
     assert [sample[side]["last"][-10:] for side in ("published", "run")] == ["00.000000Z", "00.000001Z"]

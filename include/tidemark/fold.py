@@ -184,10 +184,10 @@ def as_kafka() -> Expression:
 
 def timed(topic: Topic, problems: list[Expression]) -> tuple[Step, ...]:
     """Typed rows with what is wrong with them, judged by their time too, as rows of the log."""
-    at, seen = F.col("_event_time"), F.col("kafka.timestamp")
+    at, seen, (first, last) = F.col("_event_time"), F.col("kafka.timestamp"), ends()
     problems = [
         *problems,
-        F.when((seen <= ends()[0]) | (seen >= ends()[1]), "Kafka's timestamp is beyond the calendar"),
+        F.when((seen <= first) | (seen >= last), "Kafka's timestamp is beyond the calendar"),
         F.when(at.isNull(), "no event time"),
         F.when(at < F.lit(f"{OLDEST} 00:00:00Z").cast("timestamp"), "event time is before the year 2000"),
         F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
@@ -231,12 +231,8 @@ def read_as(column: Column) -> Expression:
     near = (millis > -MILLIS_OF_YEAR_10000) & (millis < MILLIS_OF_YEAR_10000)
     epoch = F.when(near, F.timestamp_millis(millis))
     instant = F.when(whole, epoch).when(text & get("string").rlike(ISO), instant_of(get("string")))
-    return F.when(instant.between(*calendar()), instant)
-
-
-def calendar() -> tuple[Expression, Expression]:
-    """The first and the last instant that every reader of the lake has."""
-    return F.lit(f"{FIRST} 00:00:00Z").cast("timestamp"), F.lit(f"{LAST} 23:59:59.999999Z").cast("timestamp")
+    first, last = (F.lit(f"{d}Z").cast("timestamp") for d in (f"{FIRST} 00:00:00", f"{LAST} 23:59:59.999999"))
+    return F.when(instant.between(first, last), instant)
 
 
 def ends() -> tuple[Expression, Expression]:
