@@ -163,6 +163,33 @@ def test_sets_of_many_groups_are_not_in_memory_at_once_and_a_full_heap_is_told_i
     assert "Spark's JVM has ended: its heap of 512m was full; give it a larger one (TIDEMARK_DRIVER_MEMORY; " in done.stdout
 
 
+KILLED = """
+import os, signal, threading
+from tidemark import speed
+from tidemark.session import ended, session
+from tidemark.settings import Settings
+
+spark = session(Settings(), "killed")
+java = spark._jvm.java.lang.ProcessHandle.current().pid()
+os.kill(java, signal.SIGSTOP)
+threading.Timer(0.5, os.kill, (java, signal.SIGKILL)).start()
+try:
+    spark.range(1).count()
+except Exception as error:
+    print(type(error).__name__, speed.of_storage(error), ended(Settings(), error))
+"""
+
+
+def test_call_that_a_killed_jvm_has_not_read_is_told_in_a_sentence_and_is_no_rollup_s_error(
+    settings: Settings, jars: Path
+) -> None:
+    """Py4J makes a plain Py4JError of a connection that is reset, and writes a traceback as well, from any thread."""
+    own = {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars)}
+    done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | own, capture_output=True, text=True)
+    assert done.stdout.startswith("Py4JError True Spark's JVM has ended: exit code -9. Nothing half-written"), done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_folder_with_a_space_in_its_name_is_a_home_as_any_other(jars: Path, tmp_path: Path) -> None:
     home = tmp_path / "with a space"
     shutil.copytree(jars / "spark", home / "jars" / "spark")

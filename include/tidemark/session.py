@@ -224,6 +224,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     remember_lookups()
     # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(not_raised_as_well)
     builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch(settings) / "warehouse"))
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
@@ -279,22 +280,35 @@ OWNED: list[FileLock] = []
 """Each held until this process ends, whatever ends it."""
 
 
+def not_raised_as_well(record: logging.LogRecord) -> bool:
+    """Py4J writes a traceback of each call to a JVM that is gone beside raising it, from any thread, behind the last word too."""
+    return record.msg != "Exception while sending command."
+
+
+def exit_code(error: BaseException, seconds: float = 1) -> int | None:
+    """How the JVM of this process has ended, where an error comes of that; None for an error of a JVM that lives on.
+
+    Of a call that the JVM had not read Py4J makes no Py4JNetworkError but a plain Py4JError, as of a name that is unknown.
+    """
+    if "pyspark" not in sys.modules:
+        return None
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None or not isinstance(error, Py4JError | ConnectionError) or isinstance(error, Py4JJavaError):
+        return None
+    with suppress(subprocess.TimeoutExpired):
+        return int(process.wait(seconds))
+    return None
+
+
 def ended(settings: Settings, error: BaseException) -> str | None:
     """The sentence of an error that comes of a JVM of this process that is no more; None for any other.
 
     One whose heap is full ends at once (`java`), rather than work on with half of its threads.
     """
-    if "pyspark" not in sys.modules:
-        return None
-    from py4j.protocol import Py4JNetworkError
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if not isinstance(error, Py4JNetworkError | ConnectionError) or gateway is None or gateway.proc is None:
-        return None
-    try:
-        code = gateway.proc.wait(timeout=10)
-    except subprocess.TimeoutExpired:
+    if (code := exit_code(error, seconds=10)) is None:
         return None
     which = "TIDEMARK_DRIVER_MEMORY; TIDEMARK_DRIVER_MEMORIES where that names the stream, as it does alarms"
     full = f"its heap of {settings.driver_memory} was full; give it a larger one ({which})"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from tidemark import fold, functions, kafka, lake, local, metrics, notify, session
 from tidemark.fold import HOUR, floor
@@ -241,11 +241,11 @@ class Stream:
                 self.follow(self.start_query())
         finally:
             self.stopping.set()
-            with suppress(Py4JNetworkError, ConnectionError):  # of a JVM that has ended nothing is left to end
+            with suppress(Py4JError, ConnectionError):  # of a JVM that has ended nothing is left to end
                 self.end(background)
             if not self.away:
                 self.metrics.tell(self.upto, seconds=1)
-            with suppress(Py4JNetworkError, ConnectionError):
+            with suppress(Py4JError, ConnectionError):
                 self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
 
@@ -1285,7 +1285,7 @@ def by_partition(topic: str, groups: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 def of_storage(error: BaseException) -> bool:
     """Whether an error is of disks, networks or Spark's end, not of a rollup's function: the first must stop the stream."""
-    if isinstance(error, OSError | lake.LakeError | Py4JNetworkError):
+    if isinstance(error, OSError | lake.LakeError | Py4JNetworkError) or session.exit_code(error) is not None:
         return True
     return any(
         mark in str(error)
