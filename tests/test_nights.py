@@ -490,7 +490,8 @@ class Waits:
     def __init__(self, *_): ...
     def work(self):
         print("at work", flush=True)
-        threading.Event().wait(60)
+        for _ in range(600):  # as work goes: a signal that comes just before a long wait is not seen until it is over
+            threading.Event().wait(0.1)
 
 def at_work(settings, catalog, *_, **__):
     run = lake.Run("run-1", "running", [], "a night", datetime.now(UTC).isoformat(), "0", kind=kind)
