@@ -417,10 +417,11 @@ def kill(settings: Any, moment: str) -> None:
     assert one.exitcode == -signal.SIGKILL
 
 
-def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swept_and_can_be_taken_back(lived):
-    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+@pytest.mark.parametrize("first", [30, 0], ids=["a row", "an empty day"])
+def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swept_and_can_be_taken_back(lived, first):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), first), read(lived)
     kill(lived, "published")
-    assert read(lived) == {**seen, "minutes": {**seen["minutes"], YESTERDAY: [30]}}
+    assert read(lived)["minutes"].get(YESTERDAY) == ([first] if first else None) and read(lived)["hours"] == seen["hours"]
     with pytest.raises(lake.LakeError, match="run night-1 is published; take it back first: tidemark rollback night-1"):
         lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
     table = lake.table(lived, minutes)
@@ -433,6 +434,10 @@ def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swep
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert read(lived) == seen
     lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+    settle.publish(lived, CATALOG, staged(lived, "night-2", "settle", 4, (YESTERDAY,), first).id)
+    settle.rollback(lived, CATALOG, "night-2", "the same")
+    settle.publish(lived, CATALOG, "night-2")
+    assert read(lived)["minutes"].get(YESTERDAY) == ([first] if first else None)
 
 
 @pytest.mark.parametrize("first", [30, 0], ids=["a row", "an empty day"])
@@ -447,13 +452,15 @@ def test_run_is_not_dropped_while_somebody_publishes_it(lived, first):
     assert read(lived)["minutes"].get(YESTERDAY) == ([first] if first else None)
 
 
-def test_roll_back_that_was_killed_between_two_tables_is_finished(lived):
-    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+@pytest.mark.parametrize("first", [30, 0], ids=["a row", "an empty day"])
+def test_roll_back_that_was_killed_between_two_tables_is_finished(lived, first):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), first), read(lived)
     settle.publish(lived, CATALOG, run.id)
     kill(lived, "rolled back")
-    assert (read(lived)["hours"], read(lived)["minutes"][YESTERDAY]) == (seen["hours"], [30])
+    assert (read(lived)["hours"], read(lived)["minutes"].get(YESTERDAY)) == (seen["hours"], [first] if first else None)
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "rolled back")
+    lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
 
 
 #   batches   0   1   2   3   4   5    of ten records each

@@ -63,7 +63,8 @@ CONFIGURATION = {
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 # How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
 WRITING, STAGING = timedelta(hours=1), timedelta(days=2)
-REWRITE = "tidemark-rewrite"
+# By what a rewrite of a table is known to another, and a run's publication of no row (`empties`), in Delta's transactions.
+REWRITE, EMPTIES = "tidemark-rewrite", "tidemark-empties-"
 ATTEMPTS = 30
 # Whoever reads an hour opens whole files: larger ones would hold many hours.
 LARGEST_MERGED = 32 * 1024 * 1024
@@ -439,12 +440,15 @@ def anew() -> Retrying:
 
 
 def commit(
-    table: Table, decide: Callable[[], tuple[list[Any], dict[str, Any]] | None], transactions: list[Any] | None = None
+    table: Table,
+    decide: Callable[[], tuple[list[Any], dict[str, Any]] | None],
+    transactions: list[Any] | None = None,
+    turns: str | None = None,
 ) -> int | None:
     """Commit the actions that `decide` returns, decided again from the newest version after every conflict.
 
     Returns the version, or None when `decide` found nothing to do. Every rewrite of a table carries one transaction
-    (`transactions` unsaid), so that of two that race one is refused and decides again.
+    (`transactions` unsaid), so that of two that race one is refused and decides again; `turns` names another to count up.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 
@@ -455,7 +459,8 @@ def commit(
                 return None
             actions, said = decided
             refuse_vectors(table, delta, actions)
-            carried = transactions or [Transaction(REWRITE, (delta.transaction_version(REWRITE) or 0) + 1)]
+            counted = [REWRITE, turns] if turns else [REWRITE]
+            carried = transactions or [Transaction(name, (delta.transaction_version(name) or 0) + 1) for name in counted]
             entry = table.entry(delta.version())
             if not entry.exists() and checkpointed(entry):
                 entry.touch()  # somebody moved it away as damaged: the checkpoint has what it said, but Delta wants to see one
@@ -1277,7 +1282,12 @@ def publish(
                 date_ahead(table.path / file.path, duration(settings.rollback_for))
         return [*fresh, *map(remove_action, gone)], dict(said)
 
-    return commit(table, decide)
+    return commit(table, decide, turns=None if adds or empties(table, run.id) else f"{EMPTIES}{run.id}")
+
+
+def empties(table: Table, run: str) -> bool:
+    """Whether a run's publication of no row stands: no file tells of it, so a transaction counts its commits and roll-backs."""
+    return (table.appended(f"{EMPTIES}{run}") or 0) % 2 == 1
 
 
 def publishing(settings: Settings, run_id: str) -> FileLock:
@@ -1291,7 +1301,7 @@ def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
     """Mark the tables that a publication has swapped in, and was killed before it said so: they name files of the run."""
     for declared in catalog.derived:
         said, one = run.tables.get(declared.name), table(settings, declared)
-        if said is not None and one.exists and any(f.run == run.id for f in one.files()):
+        if said is not None and one.exists and (any(f.run == run.id for f in one.files()) or empties(one, run.id)):
             said.setdefault("published", datetime.now(UTC).isoformat())
 
 
@@ -1323,7 +1333,9 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
             )
     files = table.files()
     held = {f.path for f in files}
-    if any(f.run == run.id for f in files) and not (note := replaced_note(settings, run.id, table)).exists():
+    if (any(f.run == run.id for f in files) or empties(table, run.id)) and not (
+        note := replaced_note(settings, run.id, table)
+    ).exists():
         raise LakeError(
             f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back "
             f"from a copy of the lake, or settle the days again: {run.anew}"
@@ -1364,7 +1376,7 @@ def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], 
         again = [add_action(table, table.path / path, day, at) for path, day, at in back if path not in present]
         return ([*again, *ours], dict(said)) if again or ours else None
 
-    return commit(table, decide)
+    return commit(table, decide, turns=f"{EMPTIES}{run.id}" if empties(table, run.id) else None)
 
 
 # ------------------------------------------------------------------------------------------------------- compact, sweep
