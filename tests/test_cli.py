@@ -716,7 +716,8 @@ from tidemark import __main__ as cli
 def up(config, steps, streams):
     with steps.step("up"):
         print("up", flush=True)
-        time.sleep(60)
+        for _ in range(600):  # a signal that comes just before a long sleep is not seen until it is over
+            time.sleep(0.1)
 
 def down(config, steps, patience):
     with steps.step("down"):
