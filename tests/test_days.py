@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from tidemark import compare, fold, kafka, lake, local, query, settle, speed
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
-from tidemark.model import Catalog, Topic, catalog, expect, reach, rollup, view
+from tidemark.model import Catalog, Topic, catalog, expect, looking_at, rollup, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -166,10 +166,9 @@ def test_where_a_view_reads_a_table_a_chunk_is_a_month_at_most(settings, monkeyp
     assert len(settle.chunks_of(settings, OWNED, days)) == 1  # a view of changes is asked at once
 
 
-def test_margins_on_the_way_from_an_event_to_a_row_add_up():
-    ahead, back = timedelta(minutes=10), timedelta(hours=1)
-    assert reach(CLOSES, PRICES) == {"closes": (ahead, back), "moves": (ahead, back + timedelta(days=2))}
-    assert reach(CLOSES, OTHERS) == {"moves": (timedelta(0), timedelta(days=2))}
+def test_what_looks_at_a_topic_is_told_behind_what_it_reads():
+    assert looking_at(CLOSES, PRICES) == ("closes", "moves")
+    assert looking_at(CLOSES, OTHERS) == ("moves",)
 
 
 @pytest.mark.parametrize(

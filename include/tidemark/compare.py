@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
 from tidemark import fold, functions, lake, query
-from tidemark.model import Catalog, Declared, Live, Rollup, Topic, View, duration, midnight, needed, reach, remembered
+from tidemark.model import Catalog, Declared, Live, Rollup, Topic, View, duration, looking_at, midnight, needed, remembered
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -212,8 +212,8 @@ def origins(
 
 def rows_looking(settings: Settings, catalog: Catalog, topic: Topic) -> Looking:
     """What gives by table from when to when the times of the rows lie that may look at a topic's events from one time to another:
-    the margins of `reach`, over whole business days where a table is read whose time is a DATE."""
-    reached, tz = [catalog[name] for name in reach(catalog, topic)], settings.tz  # each after what it reads
+    the margins on the way add up, over whole business days where a table is read whose time is a DATE."""
+    reached, tz = [catalog[name] for name in looking_at(catalog, topic)], settings.tz
     dates = {d.name for d in reached if has_dates(settings, d)}
 
     def looking(low: datetime, high: datetime) -> dict[str, Span]:

@@ -749,21 +749,13 @@ def needed(catalog: Catalog, names: Iterable[str]) -> set[str]:
     return found
 
 
-def reach(catalog: Catalog, topic: Topic) -> dict[str, tuple[timedelta, timedelta]]:
-    """By table how long before an event of a topic, and how long after it, the time of a row may lie that looks at it.
-
-    Rows look at it directly, or through rollups and views that look at it: the margins on the way add up.
-    """
-    found: dict[str, tuple[timedelta, timedelta]] = {topic.name: (timedelta(0), timedelta(0))}
-    for declared in catalog.derived:  # each after what it reads
-        margins = [found[s.name] for s in declared.reads.values() if s.name in found]
-        if margins:
-            ahead, back = (max(side) for side in zip(*margins, strict=True))
-            if isinstance(declared, View):
-                ahead, back = ahead + duration(declared.lookahead), back + duration(declared.lookback)
-            found[declared.name] = ahead, back
-    del found[topic.name]
-    return found
+def looking_at(catalog: Catalog, topic: Topic) -> tuple[str, ...]:
+    """The rollups and views that read a topic, directly or through others, each after what it reads."""
+    found = {topic.name}
+    for declared in catalog.derived:
+        if any(source.name in found for source in declared.reads.values()):
+            found.add(declared.name)
+    return tuple(d.name for d in catalog.derived if d.name in found)
 
 
 def looks_ahead(declared: Declared) -> timedelta:

@@ -31,9 +31,9 @@ from tidemark.model import (
     duration,
     fingerprint,
     is_table,
+    looking_at,
     midnight,
     needed,
-    reach,
     readers,
     remembered,
     streams_of,
@@ -422,7 +422,7 @@ def held_from(settings: Settings, catalog: Catalog, names: Collection[str]) -> t
     """
     found = [(date.min, "")]
     for topic in catalog.topics.values():
-        looking = reach(catalog, topic).keys() & {*names}
+        looking = {*looking_at(catalog, topic)} & {*names}
         if topic.keep and looking:
             kept = lake.kept_from(settings, topic)
             gone = period(settings, kept)[0] - timedelta(microseconds=1)
@@ -573,7 +573,7 @@ def days_looking(
 ) -> Callable[[datetime, datetime], list[tuple[date, Mapping[str, lake.Pin]]]]:
     """What gives the published days of each table that may look at a topic's events from one time to another, with their pins."""
     rows = compare.rows_looking(settings, catalog, topic)
-    read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in reach(catalog, topic)}
+    read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in looking_at(catalog, topic)}
     for_ever = {n for n in read if topic.name in remembered(catalog[n])}
 
     def looking(low: datetime, high: datetime) -> list[tuple[date, Mapping[str, lake.Pin]]]:
@@ -704,7 +704,8 @@ def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) 
         if any(topic.name in remembered(d) for d in chosen):
             spans = {(min(day for day, _ in files), last)} if files else set()
         else:
-            rows, names = compare.rows_looking(settings, catalog, topic), reach(catalog, topic).keys() & {d.name for d in chosen}
+            names = {*looking_at(catalog, topic)} & {d.name for d in chosen}
+            rows = compare.rows_looking(settings, catalog, topic)
             highs = [(day, lake.comparable(high, high)) for day, high in files if isinstance(high, datetime)]
             spans = {(day, max(rows(high, high)[n][1] for n in names).astimezone(settings.tz).date()) for day, high in highs}
         for first, until in spans:
