@@ -642,7 +642,8 @@ def test_a_day_that_is_not_over_is_refused_at_once_and_not_tried_again(plugins, 
 
 
 def test_a_complete_day_is_not_waited_for_and_another_is_for_so_long(plugins, config, monkeypatch):
-    wait = plugins.day.WaitForDay(task_id="wait", day=str(NOW.date() - timedelta(days=1)))
+    # Not yesterday: for forty minutes after midnight its late records are waited for first.
+    wait = plugins.day.WaitForDay(task_id="wait", day=str(NOW.date() - timedelta(days=2)))
     monkeypatch.setattr(plugins.day, "unread", lambda day: None)
     assert wait.execute({}) is None
     monkeypatch.setattr(plugins.day, "unread", lambda day: "300 records")
