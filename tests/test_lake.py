@@ -1278,6 +1278,31 @@ def test_a_live_swap_reads_no_record_of_a_run_again_that_is_as_it_was(settings, 
     assert (lake.settled_days(settings, table), read) == (days - {DAY + timedelta(days=2)}, ["night-2"])
 
 
+def test_a_record_is_new_since_it_came_to_its_name_and_not_since_it_was_written(settings):
+    """
+    written beside ──▶ somebody looks, and finds the record of before ──▶ it has its name
+    """
+    run = a_run(settings, "replay-1", 0, state="published")
+    run.open_days = [str(DAY)]
+    lake.save(settings, run)
+    looked = datetime.now(UTC) - timedelta(seconds=1)
+    os.utime(settings.lake_path / "runs" / "replay-1.json", (looked.timestamp() - 1,) * 2)
+    assert lake.reopened(settings, looked) == DAY
+
+
+def test_a_day_of_no_row_that_is_published_again_after_a_kill_gives_back_what_was_there_both_times(settings, table):
+    put(table, 0, 1)
+    run = stage(table, a_run(settings, "r1", 0), rows())
+    publish(settings, table, run)  # and is killed before its record says so: a live refresh writes the day once more
+    lake.swap(table, [], lake.write_arrow(table, Batch("main", 0, 0).folder, rows(2)), {})
+    publish(settings, table, run)
+    assert numbers(table) == []
+    run.state, run.tables["panes"] = "published", {"published": datetime.now(UTC).isoformat()}
+    lake.save(settings, run)
+    roll_back(settings, table, run)
+    assert numbers(table) == [1, 2]
+
+
 def test_a_folder_that_is_called_as_a_record_would_be_stops_nobody(settings, table):
     run = a_run(settings, "r1", 0)
     (settings.lake_path / "runs" / "mend.json").mkdir()

@@ -264,6 +264,10 @@ LIVE_WAYS = {
     "parameter not read": (lambda: live_way(lambda panes, at: panes, LIVE), "now: parameter at is not in reads (panes)"),
     "reads a name": (lambda: live_way(refresh=LIVE, reads={"panes": "p"}), "now: reads panes from 'p'"),
     "step in words": (lambda: live_way(refresh=LIVE, step="tick"), 'now: step: "tick" is not a length of time'),
+    "coarse and further back than the view": (
+        lambda: live_way(refresh=LIVE, coarse=True, back="3 hours"),
+        "now: coarse, and goes back 3 hours, further than the view; its marks would stand beside",
+    ),
     "step of nothing": (lambda: live_way(refresh=LIVE, step="0 seconds"), 'step must be longer than "0 seconds"'),
 }
 

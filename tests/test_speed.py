@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tidemark import fold, kafka, lake, local, speed
 from tidemark.fold import HOUR
@@ -113,7 +114,8 @@ def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -
     assert shortcut and refresh
     old, end = END - timedelta(days=40), END - duration(refresh.back)
     panes = [lake.File("old", 1, 1, None, 0, old, old + 2 * HOUR), lake.File("new", 1, 1, None, 0, END - HOUR, END)]
-    stream: Any = SimpleNamespace(computed={}, tables={"page_panes": SimpleNamespace(files=lambda: panes)})
+    tables = {"page_panes": SimpleNamespace(files=lambda: panes), last_hour.name: SimpleNamespace(files=list)}
+    stream: Any = SimpleNamespace(computed={}, tables=tables)
     stream.skipped, stream.remember_computed = {last_hour.name}, stream.computed.update
     refresher = object.__new__(speed.Refresher)
     refresher.stream, refresher.seen, refresher.upto, refresher.swept = stream, {}, {}, {last_hour.name: old + HOUR}
@@ -123,7 +125,7 @@ def test_a_sweep_passes_over_what_holds_nothing_where_stream_time_has_jumped() -
     refresher.swap = lambda view, rows, since, until, step: swept.append((since, until))  # type: ignore[method-assign]
     for _ in range(4):
         refresher.sweep(last_hour, shortcut, refresh, END, 7)
-    assert swept == [(old + HOUR, old + 5 * HOUR), (END - HOUR, end)]
+    assert swept == [(old + HOUR, (old + 5 * HOUR).replace(minute=0)), (END - HOUR, end)]
 
 
 @pytest.fixture
@@ -407,6 +409,122 @@ def test_a_live_view_reaches_back_further_than_a_clock_may_be_ahead() -> None:
     views = [view for view in CATALOG.views.values() if view.refresh]
     assert views
     assert [v.name for v in views if duration(v.refresh.back) <= duration(fold.AHEAD)] == []
+
+
+class Ready:
+    """A view that is always due."""
+
+    def __call__(self, *_: Any) -> bool:
+        return True
+
+    def rest(self, *_: Any) -> None: ...
+
+
+def sweeper(swept: datetime, *tables: tuple[str, list[lake.File]]) -> tuple[Any, list[tuple[datetime, datetime]]]:
+    """What sweeps the last hour, of a stream into which nothing comes; and the spans that it will have written."""
+    refresher, written = object.__new__(speed.Refresher), list[tuple[datetime, datetime]]()
+    stream: Any = SimpleNamespace(computed={}, skipped=set(), done=7, stream_time=END)
+    stream.remember_computed = stream.computed.update
+    stream.tables = {name: SimpleNamespace(files=lambda files=files: files) for name, files in tables}
+    refresher.stream, refresher.zone, refresher.swept = stream, UTC, {last_hour.name: swept}  # type: ignore[assignment]
+    refresher.seen, refresher.upto, refresher.known = {last_hour.name: END}, {last_hour.name: 7}, {}
+    refresher.others, refresher.versions, refresher.due = {last_hour.name: []}, {}, {last_hour.name: Ready()}  # type: ignore[dict-item]
+    refresher.in_pieces = lambda view, since, until, _: [(since, until, pa.table({}))]  # type: ignore[method-assign,assignment]
+    refresher.swap = lambda view, rows, since, until, step: written.append((since, until))  # type: ignore[method-assign]
+    return refresher, written
+
+
+def test_a_piece_of_a_sweep_ends_with_an_hour_whose_file_holds_what_was_swept_before() -> None:
+    """
+    06:17 ──── 10:00 ──── 14:00 ──── 14:20     and not 10:17: the file of ten o'clock would lose what is behind that
+    """
+    assert last_hour.shortcut and last_hour.refresh
+    end = END - duration(last_hour.refresh.back)
+    refresher, written = sweeper(END.replace(hour=6, minute=17))
+    refresher.filled_from = lambda view, shortcut, since, end: since
+    for _ in range(3):
+        refresher.sweep(last_hour, last_hour.shortcut, last_hour.refresh, END, 7)
+    assert written == [
+        (END.replace(hour=6, minute=17), END.replace(hour=10, minute=0)),
+        (END.replace(hour=10, minute=0), END.replace(hour=14, minute=0)),
+        (END.replace(hour=14, minute=0), end),
+    ]
+
+
+def test_a_day_that_a_run_gave_other_rollups_is_swept_to_its_end_though_no_batch_comes_and_a_try_fails() -> None:
+    assert last_hour.refresh
+    end = END - duration(last_hour.refresh.back)
+    refresher, written = sweeper(end, ("page_panes", [lake.File("p", 1, 1, None, 0, TODAY, END)]), (last_hour.name, []))
+    reopened, tries = [TODAY.date()], iter([OSError("a disk that was away")])
+    refresher.reopened = lambda _: reopened.pop() if reopened else None
+
+    def in_pieces(_: View, since: datetime, until: datetime, __: Any) -> list[Any]:
+        if error := next(tries, None):
+            raise error
+        return [(since, until, pa.table({}))]
+
+    refresher.in_pieces = in_pieces
+    with pytest.raises(OSError, match="a disk that was away"):
+        refresher.span(last_hour)
+    for _ in range(6):
+        refresher.span(last_hour)
+    assert (written[0][0], written[-1][1], refresher.swept[last_hour.name]) == (TODAY, end, end)
+
+
+def test_hours_of_which_a_run_has_left_no_rows_are_swept_where_marks_of_them_stand() -> None:
+    assert last_hour.shortcut and last_hour.refresh
+    six = END.replace(hour=6, minute=0)
+    panes = ("page_panes", [lake.File("p", 1, 1, None, 0, END - HOUR, END)])
+    marks = lake.File("live/20261119T06-all-aa/day=2026-11-19/x.parquet", 1, 1, six.date(), 0, six, six + HOUR)
+    refresher, _ = sweeper(TODAY, panes, (last_hour.name, [marks]))
+    assert refresher.filled_from(last_hour, last_hour.shortcut, TODAY, END) == six
+
+
+@pytest.mark.parametrize(
+    ("computed", "reopened", "since", "told"),
+    [
+        (END, None, END.replace(minute=0), END - timedelta(minutes=16)),
+        (END, TODAY.date(), TODAY, END - timedelta(minutes=16)),
+        (None, None, END.replace(hour=12, minute=0), END - timedelta(minutes=16)),
+        (None, TODAY.date(), TODAY, END - timedelta(minutes=16)),
+        (END - 3 * HOUR, None, END.replace(hour=11, minute=0), END - 3 * HOUR - timedelta(minutes=16)),
+    ],
+    ids=["after a start", "a run has changed today", "begins with history", "both", "was away"],
+)
+def test_of_what_a_view_is_computed_besides_nobody_is_told(
+    computed: datetime | None, reopened: Any, since: datetime, told: datetime
+) -> None:
+    """It goes back a quarter of an hour, and looks one minute ahead; before it was there the stream had two hours of history."""
+    jumps = CATALOG.views["price_jumps"]
+    refresher, _ = sweeper(TODAY)
+    refresher.stream.ended_at, refresher.stream.computed = END - 2 * HOUR, {jumps.name: computed} if computed else {}
+    refresher.live, refresher.others, refresher.due = {jumps.name}, {jumps.name: []}, {jumps.name: Ready()}
+    refresher.touched, refresher.reopened = {}, lambda _: reopened
+    refresher.untouched = lambda view, at: False
+    span = refresher.span(jumps)
+    assert (span.since, span.told) == (since, told)
+
+
+def test_a_new_key_from_before_anybody_is_told_is_written_and_not_announced(settings: Settings) -> None:
+    jumps = CATALOG.views["price_jumps"]
+    minutes = pa.array([END - HOUR, END], pa.timestamp("us", "UTC"))
+    rows = pa.table({"symbol": ["early", "now"], "minute": minutes, "day": pa.array([END.date()] * 2, pa.date32())})
+    table = lake.Table(settings.lake_path, jumps.table, jumps.time)
+    write_deltalake(table.path, rows.slice(0, 0), partition_by=["day"])
+    refresher, _ = sweeper(TODAY)
+    refresher.stream.settings, refresher.told = settings, {}
+    assert [row["symbol"] for row in refresher.fresh(jumps, table, rows)] == ["early", "now"]
+    refresher.told = {jumps.name: END - HOUR / 2}
+    assert [row["symbol"] for row in refresher.fresh(jumps, table, rows)] == ["now"]
+
+
+def test_a_view_waits_for_a_live_view_that_another_stream_refreshes() -> None:
+    one: Any = object.__new__(speed.Stream)
+    one.catalog, one.mine = CATALOG, CATALOG.stream("main")
+    one.tables = {name: name for name in CATALOG.names}
+    assert one.others(CATALOG.views["payment_days"]) == []
+    one.mine = CATALOG.only(["word_counts"])
+    assert "payment_ledger" in one.others(CATALOG.views["payment_days"])
 
 
 def rounds_of(spans: dict[str, Any]) -> Any:

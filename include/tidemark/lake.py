@@ -1113,7 +1113,7 @@ def reopened(settings: Settings, since: datetime) -> date | None:
     """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then."""
     found = []
     for path in records(settings):
-        if path.stat().st_mtime > since.timestamp():
+        if path.stat().st_ctime > since.timestamp():  # when it came to its name; it was written a moment before
             run = as_run(path)
             found += run.open_days if run.state in ("published", "rolled back") else []
             found += run.mended if run.state != "running" else []  # whose rows may be on their way
@@ -1274,7 +1274,8 @@ def publish(
             return None
         note.parent.mkdir(parents=True, exist_ok=True)
         # Killed behind its commit, and published again: what that one replaced comes back too.
-        noted = replaced_by(settings, run.id, table) if len(fresh) < len(adds) else []
+        again = len(fresh) < len(adds) or empties(table, run.id)
+        noted = replaced_by(settings, run.id, table) if again else []
         replaces = [*noted, *((f.path, f.day, f.modified) for f in gone)]
         whole_or_nothing(note, json.dumps([[path, str(day), at] for path, day, at in replaces]), kept=True)
         for file in gone:

@@ -390,9 +390,9 @@ class Announce:
     New is a key that the view's table does not hold when the live view writes it. The message goes into the topic `notify` just
     before the row is there to read, under an id made of the view's name and the key: whatever is done again, and a key that goes
     and comes back, is said once for as long as the notifier remembers (seven days). Only what is live announces: no settling,
-    replay, publication or roll-back, and no row of a settled day. A stream that begins with history, or was away, announces of it
-    what lies within `back` and what the view looks ahead of its stream time, and nothing older. A row that changes under its key
-    is not announced again.
+    replay, publication or roll-back, and no row of a settled day. A stream that begins with history announces of it what lies
+    within `back` and what the view looks ahead of its stream time, and nothing older; one that was away, all that came meanwhile.
+    Of older rows that a run has changed nobody is told. A row that changes under its key is not announced again.
     """
 
     title: str
@@ -531,6 +531,11 @@ class View:
             check_wiring(owner, function, reads, also=("period",))
             check_sources(owner, reads, self.time)
             refuse_if(step is not None and not duration(step, f"{owner}: step"), f'{owner}: step must be longer than "{step}"')
+            further = self.refresh is not None and duration(back, f"{owner}: back") > duration(self.refresh.back)
+            refuse_if(
+                coarse and further,
+                f"{owner}: coarse, and goes back {back}, further than the view; its marks would stand beside swept ones",
+            )
             sets = {c for r in reads.values() if isinstance(r, Rollup) for c, m in r.merge.items() if m == "distinct"}
             wrong = sorted(set(counted) - sets)
             refuse_if(bool(wrong), f"{owner}: counted names {', '.join(wrong)}, which no rollup that it reads merges by distinct")

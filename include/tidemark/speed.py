@@ -1174,8 +1174,10 @@ class Stream:
 
     def others(self, view: View) -> list[lake.Table]:
         """The tables that a view looks at and another stream writes."""
-        looked_at = needed(self.catalog, [view.name])
-        return [self.tables[n] for n in (*self.catalog.topics, *self.catalog.rollups) if n in looked_at - {*self.mine.names}]
+        looked_at = needed(self.catalog, [view.name]) - {*self.mine.names}
+        theirs = {v.name for v in self.catalog.views.values() if v.refresh} - {v.name for v in self.live_views()}
+        names = [n for n in self.catalog.names if n in looked_at and n in self.tables]
+        return [self.tables[n] for n in names if n not in self.catalog.views or n in theirs]
 
     def shortcuts(self) -> Callable[[], None]:
         return Refresher(self, [v for v in self.live_views() if v.shortcut], "marks").newest
@@ -1376,6 +1378,8 @@ class Refresher:
         self.seen: dict[str, datetime] = {}
         # The stream time at which something last was there for a view.
         self.touched: dict[str, datetime] = {}
+        # From which time on a view's new keys are announced.
+        self.told: dict[str, datetime] = {}
         # Up to which batch each view is computed: all of them know, for one view may read another.
         self.upto, self.live = stream.refreshed, {v.name for v in stream.live_views()}
         # The tables of other streams that a view looks at, and at which version it has seen them.
@@ -1537,7 +1541,8 @@ class Refresher:
         if end - since > FAR:
             since = self.filled_from(view, shortcut, since, end)
         if since < end and (end - since >= SWEPT or view.name in self.stream.skipped):
-            began, until = time.monotonic(), min(end, since + FAR)
+            # A whole hour's file is replaced as one: rows that were swept before stand behind a cut within it.
+            began, until = time.monotonic(), min(end, floor(since + FAR, HOUR))
             for low, high, rows in self.in_pieces(view, since, until, {}):
                 self.swap(view, rows, low, high, None)
             took, since = time.monotonic() - began, until
@@ -1560,9 +1565,10 @@ class Refresher:
         return since if end - since < timedelta(days=1) else floor(end, HOUR)
 
     def filled_from(self, view: View, shortcut: Shortcut, since: datetime, end: datetime) -> datetime:
-        """From where on up to `end` there is anything to sweep: between old data and what comes now may lie years."""
+        """From where on up to `end` there is anything to sweep, or was: between old data and what comes now may lie years."""
         sources = (s for s in shortcut.reads.values() if isinstance(s, Rollup))
-        files = (f for s in sources for f in self.stream.tables[s.name].files() if f.meets(since - duration(view.lookback), None))
+        files = [f for s in sources for f in self.stream.tables[s.name].files() if f.meets(since - duration(view.lookback), None)]
+        files += [f for f in self.stream.tables[view.name].files() if f.span and f.meets(since, None)]
         first = min((lake.comparable(f.low, since) for f in files), default=end)
         return max(since, min(floor(first, duration(shortcut.step)), end))
 
@@ -1619,12 +1625,13 @@ class Refresher:
         same &= view.name not in self.stream.skipped
         others = [table.delta().version() for table in self.others[view.name]]
         same &= others == self.versions.get(view.name, [])
-        looking, reopened = datetime.now(UTC), self.reopened(view)
+        looking, reopened = looked(), self.reopened(view)
         if at is None or view.refresh is None or (same and not reopened) or not self.due[view.name](now):
             return None
         if view.shortcut and view.shortcut.coarse:
             if reopened:
                 self.swept[view.name], self.known[view.name] = midnight(reopened, self.zone), looking
+                self.stream.skipped.add(view.name)  # until it is swept whole: no batch may come, and a sweep may fail
             self.sweep(view, view.shortcut, view.refresh, at, seq)
             return None
         if not (reopened or view.shortcut) and self.untouched(view, at):
@@ -1650,14 +1657,20 @@ class Refresher:
             # Only what came since can have changed a row: most refreshes need not reach back all the way.
             low = self.stream.low_since((s.name for s in view.reads.values()), self.upto[view.name])
             back = max(back, min(low - ahead, last)) if low > EARLIEST else back
-        if reopened:
-            back = min(back, midnight(reopened, self.zone))
         # Of a view with a short way a part of an hour is enough: the rest is taken over from what is written.
         part = HOUR if view.shortcut or dates else duration(view.refresh.step)
+
+        def begin(back: datetime, grid: timedelta) -> datetime:
+            return midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, grid)
+
+        # Of what is computed besides, since a run gave the day other rollups, or since there was no such view, nobody is told.
+        new = not last and view.name not in self.stream.computed
+        told = begin(at - duration(view.refresh.back) - ahead if new else back, step or part)
+        if reopened:
+            back = min(back, midnight(reopened, self.zone))
         # The first time from a whole hour on: the files there may be of another step, as the code before this one had it.
-        grid = step or (part if last and not reopened else HOUR)
-        since = midnight(back.astimezone(self.zone).date(), self.zone) if dates else floor(back, grid)
-        return Span(since, until, part, at, seq, looking, others)
+        since = begin(back, step or (part if last and not reopened else HOUR))
+        return Span(since, until, part, at, seq, looking, others, told)
 
     def refresh(self, spans: Mapping[str, Span]) -> None:
         """Compute views by the full way, in one job a lane, and swap them in."""
@@ -1677,6 +1690,8 @@ class Refresher:
         first = spans.keys() - self.seen.keys()
         for name, pieces in found.items():
             span = spans[name]
+            if span.told:
+                self.told[name] = span.told
             for since, until, rows in pieces:
                 self.swap(views[name], rows, since, until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
@@ -1733,7 +1748,7 @@ class Refresher:
         since = self.known.setdefault(view.name, datetime.now(UTC) - timedelta(days=1))
         if not folder.exists() or folder.stat().st_mtime <= since.timestamp():
             return None
-        looking = datetime.now(UTC)
+        looking = looked()
         found = lake.reopened(self.stream.settings, since)
         if not found:
             self.known[view.name] = looking
@@ -1809,7 +1824,7 @@ class Refresher:
             return self.parts(rollup, shortcut, low, end)
         at, kept, parts = since, [], [self.parts(rollup, shortcut, low, since)]
         held = self.blocks.setdefault((rollup.name, shortcut.counted), [])
-        looking = datetime.now(UTC)
+        looking = looked()
         changed = lake.reopened(self.stream.settings, min((b.looking for b in held), default=looking))
         for block in held if not changed else ():
             late = floor(self.stream.low_since([rollup.name], block.seq, block.until), BLOCK)
@@ -1885,7 +1900,8 @@ class Refresher:
             )
 
     def fresh(self, view: View, table: lake.Table, rows: pa.Table) -> list[dict[str, Any]]:
-        """The rows whose key the table has not, by time; none of a settled day, which live rows do not enter. By Arrow alone."""
+        """The rows whose key the table has not, by time; none of a settled day, which live rows do not enter, nor of before
+        anybody is told. By Arrow alone."""
         import pyarrow as pa
 
         key = list(view.key)
@@ -1895,7 +1911,16 @@ class Refresher:
             return []
         settled = lake.settled_days(self.stream.settings, table)
         order = [(column, "ascending") for column in dict.fromkeys([view.time, *key])]
-        return [row for row in rows.take(new["_row"]).sort_by(order).to_pylist() if row["day"] not in settled]
+        found = [row for row in rows.take(new["_row"]).sort_by(order).to_pylist() if row["day"] not in settled]
+        if (since := self.told.get(view.name)) is None:
+            return found
+        first = since.astimezone(self.zone).date()
+        return [row for row in found if row["day"] >= first and lake.comparable(row[view.time], since) >= since]
+
+
+def looked() -> datetime:
+    """When somebody looks for publications: a moment ago, since a file's time may be some milliseconds behind the clock's."""
+    return datetime.now(UTC) - timedelta(seconds=1)
 
 
 def pieces(since: datetime, until: datetime, length: timedelta) -> Iterator[tuple[datetime, datetime]]:
@@ -1912,7 +1937,7 @@ Piece = tuple[datetime, datetime, "pa.Table"]
 @dataclass(frozen=True)
 class Span:
     """What of a view is computed, `[since, until)` in pieces of `part`: at which stream time, up to which batch, when somebody
-    looked for publications, and with which versions of other streams' tables."""
+    looked for publications, with which versions of other streams' tables, and from when on its new keys are announced."""
 
     since: datetime
     until: datetime
@@ -1921,6 +1946,7 @@ class Span:
     seq: int
     looking: datetime
     others: list[int]
+    told: datetime | None = None
 
     @property
     def come(self) -> datetime:
