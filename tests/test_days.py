@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from tidemark import compare, fold, kafka, lake, local, query, settle, speed
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
-from tidemark.model import Catalog, Topic, catalog, expect, looking_at, rollup, view
+from tidemark.model import Catalog, Rollup, Topic, View, catalog, expect, looking_at, rollup, view
 from tidemark.settings import Settings
 
 MILLI = timedelta(milliseconds=1)
@@ -994,6 +994,23 @@ def counts(lasts):
     return lasts.groupBy(day("hour").alias("day")).agg(F.count("*").alias("hours"))
 
 
+def begun(settings: Settings, spark: Any, days: Sequence[date], kind: str, only: list[str]) -> Run:
+    """A run over a price at the beginning of each of these days, today's being one that is not over."""
+    logged(settings, spark, PRICES, [(0, n, settle.period(settings, d)[0]) for n, d in enumerate(days)])
+    ledger = lake.ledger(settings)
+    ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    batch = {"stream": "main", "topic": "prices", "seq": 5, "partition": 0, "from_offset": 0, "until_offset": len(days)}
+    batch |= {"records": len(days), "rejects": 0, "gaps": 0, "started_at": NOW, "finished_at": NOW, "day": NOW.date()}
+    rows = pa.Table.from_pylist([batch], pa.schema(ledger.delta().schema()))
+    lake.append(ledger, lake.Batch("main", 5, 5), lake.write_arrow(ledger, "live/main-5-5-x", rows))
+    over = [str(d) for d in days if d <= settle.yesterday(settings)]
+    run = Run("r", "running", over, "test", NOW.isoformat(), "", kind=kind, only=only)
+    run.pins, run.chunks = {"main": Pin("main", 5, {"prices": {"0": len(days)}}, NOW.isoformat())}, [[d, d] for d in over]
+    run.open_days = [str(d) for d in days if kind == "replay" and str(d) not in over]
+    lake.save(settings, run)
+    return run
+
+
 #   prices of yesterday and of today, which is not over
 @pytest.mark.parametrize(
     ("kind", "only", "over", "passed"),
@@ -1015,21 +1032,44 @@ def test_checks_of_a_run_compare_tables_of_the_same_days(
 ) -> None:
     last = settle.yesterday(settings)
     days = [last, last + timedelta(days=1)][0 if over else 1 :]
-    logged(settings, spark, PRICES, [(0, n, settle.period(settings, d)[0]) for n, d in enumerate(days)])
-    ledger = lake.ledger(settings)
-    ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
-    batch = {"stream": "main", "topic": "prices", "seq": 5, "partition": 0, "from_offset": 0, "until_offset": len(days)}
-    batch |= {"records": len(days), "rejects": 0, "gaps": 0, "started_at": NOW, "finished_at": NOW, "day": NOW.date()}
-    rows = pa.Table.from_pylist([batch], pa.schema(ledger.delta().schema()))
-    lake.append(ledger, lake.Batch("main", 5, 5), lake.write_arrow(ledger, "live/main-5-5-x", rows))
-    run = Run("r", "running", [str(last)] if over else [], "test", NOW.isoformat(), "", kind=kind, only=only)
-    run.pins, run.chunks = {"main": Pin("main", 5, {"prices": {"0": len(days)}}, NOW.isoformat())}, [[d, d] for d in run.days]
-    run.open_days = [str(days[-1])] if kind == "replay" else []
-    lake.save(settings, run)
+    run = begun(settings, spark, days, kind, only)
     monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
     settle.work(settings, catalog([type("sums", (), {"prices": PRICES, "lasts": lasts, "counts": counts})]), run, print)
     assert {name: said["reasons"] for name, said in run.tables.items()} == {name: [] for name in run.tables}
     assert {name: said["checks"] for name, said in run.tables.items() if said["checks"]} == passed
+
+
+NO_ROW = expect("UnexpectedRowsExpectation", unexpected_rows_query="SELECT * FROM {batch}", description="there is no row")
+
+
+def most(counts):
+    return counts.select("day", "hours")
+
+
+@pytest.mark.parametrize(
+    "lower",
+    [
+        replace(lasts, checks=(NO_ROW,)),
+        view(reads={"prices": PRICES}, key=("hour",), time="hour", checks=[NO_ROW])(lasts.function),
+    ],
+    ids=["rollup", "view"],
+)
+def test_table_is_held_back_by_a_check_of_what_it_is_made_of_though_it_was_settled_alone(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, lower: Rollup | View
+) -> None:
+    upper = replace(counts, reads={"lasts": lower}, checks=())
+    top = view(reads={"counts": upper}, key=("day",), time="day")(most)
+    of = catalog([type("sums", (), {"prices": PRICES, "lasts": lower, "counts": upper, "most": top})])
+    run = begun(settings, spark, [settle.yesterday(settings)], "settle", only=["counts"])
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    settle.work(settings, of, run, print)
+    assert {n: said["gate"] for n, said in run.tables.items()} == {"prices": "passed", "counts": "failed", "most": "failed"}
+    [why] = run.tables["counts"]["reasons"]
+    assert why.startswith('lasts: "there is no row" failed on 1 row') and run.tables["most"]["reasons"] == [why]
+    held = [(p.table, p.version, p.blocked) for p in settle.publish(settings, of, run.id)]
+    assert held == [("counts", None, (why,)), ("most", None, (why,))]
+    done = settle.publish(settings, of, run.id, over=["there is no row"], reason="it is known")
+    assert [(p.table, p.blocked, p.version is not None) for p in done] == [("counts", (), True), ("most", (), True)]
 
 
 def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -873,13 +873,12 @@ class Settling:
             if declared.name not in self.failed:
                 self.stage(declared)
         lake.failpoint("staged")
-        chosen = [d for d in derived if d.name in self.chosen]
-        for declared in chosen:
+        for declared in derived:
             if declared.name not in self.failed and self.bytes_staged(declared.name) <= KEPT:
                 self.kept[declared.name] = self.staged(declared).persist()
-        self.judge(chosen)
-        whole = self.run.kind == "replay"
-        self.compare([d for d in chosen if d.name not in self.failed and (whole or isinstance(d, View))])
+        self.judge(derived)
+        chosen = [d for d in derived if d.name in self.chosen and d.name not in self.failed]
+        self.compare([d for d in chosen if self.run.kind == "replay" or isinstance(d, View)])
         for frame in self.kept.values():
             frame.unpersist()
 
@@ -1267,9 +1266,10 @@ class Settling:
 
     # ---- judging
 
-    def judge(self, chosen: Sequence[Rollup | View]) -> None:
+    def judge(self, derived: Sequence[Rollup | View]) -> None:
         """Ask every check of exactly the staged files, write the verdicts, and decide each table's gate.
 
+        What `--only` has left out has no gate of its own: a chosen table that is made of it fails by what it fails by.
         Of days that are not over a rollup is asked its own checks alone: those it declares are of whole days, and are asked when
         these are settled.
         """
@@ -1277,8 +1277,8 @@ class Settling:
         judged: dict[str, list[quality.Judged]] = {}
         found, began = list[quality.Verdict](), time.monotonic()
         over, rest = ([date.fromisoformat(d) for d in days] for days in (self.run.days, self.run.open_days))
-        own = [replace(d, checks=()) for d in chosen if isinstance(d, Rollup)]
-        asks: list[tuple[Sequence[Declared], list[date]]] = [((*topics, *chosen), over), (own, rest)]
+        own = [replace(d, checks=()) for d in derived if isinstance(d, Rollup)]
+        asks: list[tuple[Sequence[Declared], list[date]]] = [((*topics, *derived), over), (own, rest)]
         for tables, days in asks:
             asked = {d.name: self.judged(d, days) for d in tables if days and d.name not in self.failed}
             if asked:
@@ -1295,8 +1295,12 @@ class Settling:
             gate = quality.gate(self.catalog[name], expected, found)
             if not gate.passed:
                 reasons[name], failed[name] = gate.reasons, list(gate.failed)
+        for left_out in [d.name for d in derived if d.name in reasons.keys() - self.chosen]:
+            for name in readers(self.catalog, [left_out]) & self.chosen:
+                reasons[name] = (*reasons.get(name, ()), *reasons[left_out])
+                failed[name] = [*failed.get(name, []), *failed.get(left_out, [])]
         blocked = quality.blocked(self.catalog, reasons)
-        for name in (*(t.name for t in topics), *(d.name for d in chosen)):
+        for name in (*(t.name for t in topics), *(d.name for d in derived if d.name in self.chosen)):
             gate_of = "failed" if name in reasons else "blocked" if name in blocked else "passed"
             warned = [v.check for v in found if v.table == name and v.outcome == "failed" and v.severity == "warning"]
             self.run.tables[name] = {
@@ -1338,7 +1342,7 @@ class Settling:
 
     def beside(self) -> dict[str, DataFrame]:
         """What checks may name beside the judged tables: `period` (a row for each stretch of days that follow each other:
-        start, end, zone), `<topic>_offsets`, `published_<view>`, and what `--only` has left out: of rollups what is staged."""
+        start, end, zone), `<topic>_offsets`, `published_<view>`, and the views that this run does not compute."""
         from pyspark.sql import functions as F
 
         days = [date.fromisoformat(d) for d in self.run.days]
@@ -1348,9 +1352,7 @@ class Settling:
         views |= {f"{name}_offsets": frame for name, frame in self.offsets(topics, days, spans).items()}
         written = [v for v in self.catalog.views.values() if v.name not in self.failed]
         # A check of a table may name one that this run leaves alone: it is as readers have it.
-        views |= {v.name: lake.read(self.spark, self.outer[v.name], days=days) for v in written if v.name not in self.chosen}
-        rolled = [r for r in self.catalog.rollups.values() if r.name in self.needed - self.chosen - self.failed.keys()]
-        views |= {r.name: self.judged(r, days).frame for r in rolled}
+        views |= {v.name: lake.read(self.spark, self.outer[v.name], days=days) for v in written if v.name not in self.needed}
         return views | {f"published_{v.name}": self.published(v, spans[0][0], spans[-1][1]) for v in written}
 
     def published(self, view: View, start: datetime, end: datetime) -> DataFrame:
