@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -757,6 +758,21 @@ def test_replay_that_goes_on_after_a_day_refuses_where_a_log_no_longer_holds_its
         return
     with pytest.raises(settle.SettleError, match=r"charges from .* on; .* Drop run replay-1 and begin again: tidemark drop"):
         settle.resume(settings, CHARGES, run)
+
+
+#   a helper that pipelines share stands among them; no row is made by what writes the report
+@pytest.mark.parametrize(
+    ("mended", "refused"), [("fold.py", True), ("functions.py", True), ("pipelines/words.py", True), ("report.py", False)]
+)
+def test_replay_that_was_cut_off_does_not_go_on_by_other_code_of_what_all_tables_are_computed_by(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, mended: str, refused: bool
+) -> None:
+    code, held = settle.code_of([closes]), Path.read_bytes
+    run = Run("replay-1", "failed", ["2026-11-19"], "", NOW.isoformat(), "", kind="replay", only=["closes"], code=code)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: held(path) + b"# mended" * path.match(f"tidemark/{mended}"))
+    with pytest.raises(settle.SettleError, match="run replay-1 began with other code; drop it") if refused else nullcontext():
+        assert settle.resume(settings, ALONE, run) == run
 
 
 @pytest.mark.parametrize("state", ["staged", "published", "dropped"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import uuid
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
@@ -55,6 +57,8 @@ KEPT = 64 * 1024 * 1024
 LONG = {"log": 5_000_000, "kafka": 500_000}
 """From so many records on, by where they are read, a JVM that optimizes earns what it costs: to judge a million from Kafka again
 takes 91 CPU-seconds without it, 48 with it; thirty days of 2,450,000 in the log take a fifteenth more with it."""
+COMPUTING = ("fold", "functions", "kafka", "lake", "model", "pipelines/*", "session", "settle")
+"""The files by which a row is computed, whatever its table; what pipelines share stands among them."""
 START, RECORDS_A_SECOND = 30.0, 10_000.0
 """What a run takes on two cores, about: seconds before it computes, and records it computes a second."""
 
@@ -690,7 +694,13 @@ def topics_of(catalog: Catalog, declared: Declared) -> list[Topic]:
 
 
 def code_of(chosen: Sequence[Declared]) -> str:
-    return ",".join(sorted(f"{d.name}:{fingerprint(d)}" for d in chosen))
+    """The fingerprint of each table, and as `*` that of what computes them all: a replay goes on by the code it began with."""
+    import pyspark
+
+    files = sorted(file for name in COMPUTING for file in Path(__file__).parent.glob(f"{name}.py"))
+    said = b"\n".join([pyspark.__version__.encode(), *(file.read_bytes() for file in files)])
+    all_of_them = f"*:{hashlib.sha256(said).hexdigest()[:12]}"
+    return ",".join([all_of_them, *sorted(f"{d.name}:{fingerprint(d)}" for d in chosen)])
 
 
 def days_held(settings: Settings, catalog: Catalog, chosen: Sequence[Declared]) -> list[date]:
