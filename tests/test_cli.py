@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tidemark import __main__ as cli
-from tidemark import airflow, compare, kafka, lake, local, session, settle, watch
+from tidemark import airflow, compare, kafka, lake, local, session, settle, speed, watch
 from tidemark.local import Lease
 from tidemark.model import Catalog, Topic
 from tidemark.pipelines import CATALOG
@@ -222,6 +222,27 @@ def test_process_of_another_user_is_one_sentence_and_exit_code_1(run, config, mo
     monkeypatch.setattr(local, "stop", refused)
     ended = run("down")
     assert (ended.exit_code, ended.stderr.splitlines()[-1]) == (1, "tidemark: process 4711 is another user's; ask them to end it")
+
+
+@pytest.mark.parametrize(
+    ("stream", "only", "options"),
+    [
+        ("second", ["visits"], ["--recover"]),
+        ("main", ["visits"], ["--accept-loss"]),
+        ("main", [], ["--recover"]),
+        ("alarms", [], []),
+    ],
+)
+def test_command_that_a_refusal_says_starts_the_stream_with_the_topics_that_it_had(run, asked, stream, only, options):
+    mine = CATALOG.only(only) if only else CATALOG.stream(stream)
+    calls = asked(speed, "run", None)
+    said = lake.started(CATALOG, stream, {**dict.fromkeys(mine.topics), "removed_since": None}, *options)
+    assert ("--only" in said) == bool(only)
+    assert run(*said.removeprefix("tidemark ").split()).exit_code == 0
+    [((_, _, name, recover, accept_loss, named), _)] = calls
+    started = CATALOG.only(named) if named else CATALOG.stream(name)
+    assert (name, started) == (stream, mine)
+    assert (recover, accept_loss) == ("--recover" in options, "--accept-loss" in options)
 
 
 def test_second_copy_of_a_stream_ends_with_75(run, config):

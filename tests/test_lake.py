@@ -275,7 +275,7 @@ def test_a_checkpoint_s_identity_that_is_empty_is_named_with_the_way_out(setting
     checkpoint = lake.Checkpoint.of(settings, "main")
     checkpoint.path.mkdir(parents=True)
     (checkpoint.path / "tidemark.json").touch()
-    with pytest.raises(LakeError, match=r"Move .*/main away, then: tidemark speed --stream main --recover"):
+    with pytest.raises(LakeError, match=r"/main away, then: tidemark speed --stream main --recover, with the --only"):
         checkpoint.identity  # noqa: B018
 
 

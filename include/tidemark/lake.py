@@ -412,7 +412,7 @@ def refuse_other_offsets(table: Table, batch: Batch) -> None:
                 raise LakeError(
                     f"table {table.name} holds batch {batch.hi} of stream {batch.stream} with offsets {said['offsets']}, "
                     f"the checkpoint says {json.dumps(batch.offsets)}; the two do not belong together. "
-                    f"Open a new generation with: tidemark speed --stream {batch.stream} --recover"
+                    f"Open a new generation with: tidemark speed --stream {batch.stream} --recover, with the --only that it had"
                 )
             return
 
@@ -756,7 +756,8 @@ class Checkpoint:
             return Generation(**json.loads(file.read_text()))
         except ValueError as error:
             raise LakeError(
-                f"{file} is damaged ({error}). Move {self.path} away, then: tidemark speed --stream {self.stream} --recover"
+                f"{file} is damaged ({error}). Move {self.path} away, then: tidemark speed --stream {self.stream} --recover, "
+                f"with the --only that it had"
             ) from error
 
     def newest(self, kind: str) -> int | None:
@@ -818,6 +819,13 @@ def reader(settings: Settings, topic: Topic) -> str:
         if (generation := checkpoint.identity) and topic.name in generation.topic_ids:
             began[stream] = (checkpoint.path / "tidemark.json").stat().st_mtime_ns
     return max(began, key=lambda s: began[s], default=topic.stream)
+
+
+def started(catalog: Catalog, stream: str, topics: Iterable[str], *options: str) -> str:
+    """The command that starts a stream of these topics: with `--only` where they are others than those declared to be its own."""
+    known = [topic for topic in sorted(topics) if topic in catalog.topics]
+    only = [f"--only {topic}" for topic in known] if {*known} != {*catalog.stream(stream).topics} else []
+    return " ".join((f"tidemark speed --stream {stream}", *only, *options))
 
 
 def upto(pins: Mapping[str, Pin], topic: str) -> dict[str, int]:

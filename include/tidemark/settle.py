@@ -457,8 +457,8 @@ def refuse_unpinned(
         if not lake.upto(pins, topic.name) and log.exists and any(f.day in days for f in log.files()):
             raise SettleError(
                 f"no checkpoint says how far topic {topic.name} is read, of which the log has records: start the stream that "
-                f"reads it (tidemark up), or where its checkpoint is lost: tidemark speed --stream {topic.stream} --recover. Or "
-                f"name other tables: --only"
+                f"reads it (tidemark up), or where its checkpoint is lost: tidemark speed --stream {topic.stream} --recover, "
+                f"or as the stream was started, with its --stream and --only. Or name other tables: --only"
             )
 
 

@@ -381,9 +381,12 @@ class Stream:
         self.metrics.of(metrics.SET_ASIDE, declared.name).set(1)
         log.error("set aside; the others go on", name=declared.name, stream=self.name, because=self.set_aside[declared.name])
 
+    def started(self, *options: str) -> str:
+        return lake.started(self.catalog, self.name, self.mine.topics, *options)
+
     @property
     def repair(self) -> str:
-        return f"open a new generation at the log's last offsets with: tidemark speed --stream {self.name} --recover"
+        return f"open a new generation at the log's last offsets with: {self.started('--recover')}"
 
     @property
     def afresh(self) -> str:
@@ -573,7 +576,8 @@ class Stream:
         from pyspark.sql import functions as F
 
         checkpoints = {s: lake.Checkpoint.of(self.settings, s) for s in lake.streams(self.settings, ()) if s != self.name}
-        theirs = {s: {t for t in c.identity.topic_ids if t in self.mine.topics} for s, c in checkpoints.items() if c.identity}
+        reading = {s: c.identity.topic_ids for s, c in checkpoints.items() if c.identity}
+        theirs = {s: {t for t in topics if t in self.mine.topics} for s, topics in reading.items()}
         own = set(found.topic_ids) if found else set()
         asked = [t for t in self.mine.topics if t not in own or any(t in topics for topics in theirs.values())]
         if not asked or (not checkpoints and self.ledger.appended(self.name) is None):
@@ -602,7 +606,7 @@ class Stream:
             if half := [t for (t, p), done in read.items() if until[t][p] > done]:
                 raise SpeedError(
                     f"stream {stream} was reading {half[0]} and has ended inside a batch. Start it, so that it finishes what it "
-                    f"has begun, and drain it: tidemark speed --stream {stream}. Then start this one again"
+                    f"has begun, and drain it: {lake.started(self.catalog, stream, reading[stream])}. Then start this one again"
                 )
         read_on = {
             stream
@@ -637,7 +641,7 @@ class Stream:
         if ranges:
             raise SpeedError(
                 f"Kafka has deleted records that stream {self.name} has not read: topic {'; topic '.join(ranges)}. If they "
-                f"cannot be produced again, go on without them: tidemark speed --stream {self.name} --accept-loss; the "
+                f"cannot be produced again, go on without them: {self.started('--accept-loss')}; the "
                 f"ledger keeps the range. So that it does not happen again, raise the topic's retention"
             )
 
