@@ -650,6 +650,18 @@ def test_run_that_airflow_has_begun_is_dropped_with_a_word_on_who_waits_for_it(r
     assert lake.run_of(config, name).state == "dropped"
 
 
+#   page_panes failed its gate, and was published over the check before
+@pytest.mark.parametrize(("held", "code"), [((), 0), (("pv is at least 1",), 1)])
+def test_publication_ends_with_1_where_a_table_is_held_back_and_not_for_a_gate_that_it_was_published_over(
+    run, config, asked, held, code
+):
+    over = staged()
+    over.tables["page_panes"] = {"gate": "failed", "forced": {"checks": ["key is unique"], "reason": "known"}}
+    lake.save(config, over)
+    asked(settle, "publish", [settle.Published("page_panes", 5, 1, 0.003), settle.Published("daily_traffic", None, 0, 0.0, held)])
+    assert [run("publish", "r1", *words).exit_code for words in ([], ["--json"])] == [code, code]
+
+
 def test_publication_is_taken_back_for_a_reason(run, config, asked):
     lake.save(config, staged())
     back = [settle.Published("daily_traffic", 8, 0, 0.004), settle.Published("page_panes", 5, 0, 0.003)]
