@@ -607,6 +607,12 @@ def test_rejects_are_judged_again_for_a_reason(run, asked, answer, last):
     assert reason == "page may be null"
 
 
+def test_rejects_of_which_none_is_mended_are_null_in_json(run, asked):
+    asked(settle, "settle_rejects", None)
+    ended = run("settle", "--rejects", "--json")
+    assert (ended.exit_code, json.loads(ended.stdout)) == (0, None)
+
+
 def test_comparison_is_that_of_the_run_and_made_again_where_it_is_asked_for(run, config, asked):
     lake.save(config, staged())
     kept = compare.Difference("daily_traffic", D19, 3, 1, 0, 0, [{"what": "changed", "run": {"pv": 2}, "published": {"pv": 1}}])

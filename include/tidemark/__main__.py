@@ -908,14 +908,12 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
                 out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
 
         run = work(say)
-    if run is None:
-        return
     if json_:
         show(run)
-    else:
+    elif run:
         show_run(run)
         typer.echo(run.id)
-    if failed(run):
+    if run and failed(run):
         raise typer.Exit(FAILED)
 
 
