@@ -130,7 +130,7 @@ def refuse_expired(
     if old := [f for f in files if f.day and f.day < since]:
         raise RepairError(
             f"table {table.name}: {why}; {old[0].path} of {old[0].day} is damaged, and cannot be made again: put it back from a "
-            f"copy, or give the day up, by Spark: DELETE FROM {table.name} WHERE day = '{old[0].day}'"
+            f"copy, or give the day up, by Spark: DELETE FROM delta.`{table.path}` WHERE day = '{old[0].day}'"
         )
 
 
