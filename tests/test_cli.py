@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaError
 from deltalake import DeltaTable, Schema
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -696,6 +697,34 @@ def test_file_is_produced_line_by_line_as_it_stands(run, tmp_path, monkeypatch, 
     assert (ended.exit_code, ended.stdout) == (code, f"{taken} delivered, {2 - taken} failed\n")
     assert sent == [("page_views", lines, 10)]
     assert ended.stderr.strip() == ("" if taken == 2 else "tidemark: page_views: the broker said no")
+
+
+def test_file_of_which_kafka_takes_no_more_does_not_count_as_sent(run, tmp_path, monkeypatch):
+    """
+    e1 delivered ──▶ the user is refused ──▶ e2 and e3 are not taken
+    """
+
+    class Producer:
+        def __init__(self, options):
+            self.failed = options["error_cb"]
+
+        def produce(self, *_, on_delivery, **__):
+            on_delivery(None, None)
+
+        def poll(self, _):
+            self.failed(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication failed"))
+
+        def flush(self, _):
+            return 0
+
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+    monkeypatch.setattr(kafka, "connected", lambda *_: None)
+    monkeypatch.setattr(kafka, "descriptions", lambda _, __, names, **___: dict.fromkeys(names))
+    monkeypatch.setattr(kafka, "Producer", Producer)
+    (tmp_path / "f.jsonl").write_text('{"event_id": "e1"}\n{"event_id": "e2"}\n{"event_id": "e3"}\n')
+    ended = run("produce", "page_views", "--file", str(tmp_path / "f.jsonl"))
+    assert (ended.exit_code, ended.stdout) == (1, "1 delivered, 0 failed\n")
+    assert "cannot be used: it does not accept the user" in ended.stderr
 
 
 def test_pipe_is_produced_as_a_file_is(tmp_path):

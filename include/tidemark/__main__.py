@@ -546,7 +546,7 @@ def produce(
 ) -> None:
     """Send events to a topic and say what became of each.
 
-    Exit code 1 if any was not delivered. Ctrl-C ends the sending and delivers what was taken.
+    Exit code 1 if any was not delivered, or Kafka took no more. Ctrl-C ends the sending and delivers what was taken.
 
         tidemark produce page_views --file clicks.jsonl
 

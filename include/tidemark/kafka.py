@@ -749,7 +749,7 @@ class Event:
 class Delivery:
     """What became of the events of one `produce`. At its end `sent == delivered + failed`.
 
-    `errors` are the first few reasons of failure; `interrupted` says that Ctrl-C ended the sending.
+    `errors` are the first few reasons of failure; `interrupted` says that Ctrl-C ended the sending, `refused` that Kafka did.
     """
 
     sent: int = 0
@@ -757,11 +757,12 @@ class Delivery:
     failed: int = 0
     errors: list[str] = field(default_factory=list)
     interrupted: bool = False
+    refused: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether every event taken was delivered."""
-        return self.sent == self.delivered
+        """Whether every event taken was delivered, and Kafka refused none that were to come."""
+        return self.sent == self.delivered and not self.refused
 
 
 def produce(
@@ -783,9 +784,10 @@ def produce(
     null; equal keys share a partition, the one that Java's default partitioner picks. `options` are Kafka's own, over those of
     `PRODUCER`. `rate` is events a second, with `burst` those of so many seconds at once; an event is taken from `events` when its
     turn has come. A record is tried again, in order and without repeats, for `patience` seconds: a broker that is away is waited
-    for, an event that Kafka refuses is counted and the rest go on; when Kafka refuses us, no more is taken and what is under way
-    has failed. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes again; `interrupts` counts them
-    for another thread than the main one. `progress` is called about five times a second and at the end, with the same `Delivery`.
+    for, an event that Kafka refuses is counted and the rest go on; when Kafka refuses us, no more is taken, what is under way has
+    failed and the delivery is `refused`. Ctrl-C ends the sending; what was taken is still delivered, unless Ctrl-C comes again;
+    `interrupts` counts them for another thread than the main one. `progress` is called about five times a second and at the end,
+    with the same `Delivery`.
     Raises `TopicMissing`, `BrokerRefused`; and what `events` raises, or an event that cannot be written as a record, once those
     before it are delivered or have failed.
     """
@@ -823,7 +825,10 @@ def produce(
     with noted_interrupts() if interrupts is None else nullcontext(interrupts) as pressed:
         try:
             for event in pressed.awaited(events) if isinstance(pressed, Interrupts) else events:
-                if connection.refused or pressed():
+                if connection.refused:
+                    delivery.refused = True  # also where nothing is under way that would fail
+                    break
+                if pressed():
                     break
                 delivery.sent += 1
                 send(producer, topic, event, delivery, lambda: tell(time.monotonic()), report, pressed)

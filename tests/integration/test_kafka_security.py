@@ -412,6 +412,7 @@ def test_producing_and_following_end_when_their_user_is_taken_away(theirs: Kafka
     expelled: list[Any] = []
     delivery = kafka.produce(settings, topic, endless(), rate=20, progress=expel_once, patience=300)
     assert (delivery.sent, delivery.errors[0]) == (delivery.delivered + delivery.failed, refused_user(settings, "guest"))
+    assert not delivery.complete
     with pytest.raises(BrokerRefused) as refused:
         for _record in followed:
             pass
