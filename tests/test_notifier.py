@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import ssl
 import time
 from collections import OrderedDict
@@ -617,6 +618,73 @@ def test_letter_that_is_replayed_says_when_it_was_sent_first(settings: Settings,
         assert notifier.with_its_age(one, [letter]).content == "(of 2026-11-19 12:00:05 UTC)\n12 records"
 
 
+class Interrupted:
+    """A producer whose records arrive, and Ctrl-C at the second letter: as it is made, or once it has taken a record."""
+
+    def __init__(self, at: str, topic: str) -> None:
+        self.at, self.topic = at, topic
+        self.made, self.taken = 0, dict[str, list[Any]]()
+
+    def __call__(self, _: Any) -> Interrupted:
+        self.made += 1
+        self.press("made", self.made == 4)
+        return self
+
+    def produce(self, topic: str, *, on_delivery: Any, **record: Any) -> None:
+        self.taken.setdefault(topic, []).append(record["key"] or record["value"])
+        on_delivery(None, None)
+        self.press("taken", topic == self.topic and len(self.taken[topic]) == 2)
+
+    def poll(self, _: float) -> None: ...
+
+    def flush(self, _: float) -> int:
+        return 0
+
+    def press(self, at: str, now: bool) -> None:
+        if now and at == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+
+#   [message, tombstone)  [message, tombstone)  4 letters
+#                            I        I
+@pytest.mark.parametrize(("at", "topic"), [("taken", "notify"), ("made", ""), ("taken", "notify_dead_letters")])
+def test_replay_that_is_interrupted_ends_with_the_letter_it_is_at(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, at: str, topic: str
+) -> None:
+    producer = Interrupted(at, topic)
+    monkeypatch.setattr(kafka, "connected", lambda *_: None)
+    monkeypatch.setattr(kafka, "descriptions", lambda _, __, names, **___: dict.fromkeys(names))
+    monkeypatch.setattr(kafka, "Producer", producer)
+    letters = [notifier.DeadLetter(f"m{n}", "a test", "", "", b"m%d" % n) for n in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        notifier.replay(settings, letters)
+    assert producer.taken == {"notify": [b"m0", b"m1"], "notify_dead_letters": [b"m0", b"m1"]}
+
+
+def test_letters_are_dropped_until_ctrl_c(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Interrupted("taken", "notify_dead_letters")
+    monkeypatch.setattr(kafka, "connected", lambda *_: None)
+    monkeypatch.setattr(kafka, "descriptions", lambda _, __, names, **___: dict.fromkeys(names))
+    monkeypatch.setattr(kafka, "Producer", producer)
+    with pytest.raises(KeyboardInterrupt):
+        notifier.drop(settings, [notifier.DeadLetter(f"m{n}", "a test", "", "", b"") for n in range(6)])
+    assert producer.taken == {"notify_dead_letters": [b"m0", b"m1"]}
+
+
+def test_letter_whose_message_was_not_taken_is_not_taken_out(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C does not wait for the letter."""
+    asked = list[str]()
+
+    def produce(_: Settings, topic: Any, __: Any, **___: Any) -> kafka.Delivery:
+        asked.append(topic.name)
+        return kafka.Delivery(interrupted=True)
+
+    monkeypatch.setattr(kafka, "produce", produce)
+    with pytest.raises(KeyboardInterrupt):
+        notifier.replay(settings, [notifier.DeadLetter("m0", "a test", "", "", b"m0")])
+    assert asked == ["notify"]
+
+
 #   [look, 5 s         )  1 s  [look
 #                       I I I            records
 def test_records_have_their_turn_after_a_look_that_takes_longer_than_looks_are_apart(
@@ -814,6 +882,12 @@ def test_telling_nobody_touches_no_kafka(settings: Settings, monkeypatch: pytest
     monkeypatch.setattr(kafka, "produce", lambda *words, **_: asked.append(words))
     notify.notify(settings, "report", "t", "t")
     assert asked == [] and not notify.unsent(settings).exists()
+
+
+def test_message_that_ctrl_c_came_before_is_kept_in_a_file(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "produce", lambda *_, **__: kafka.Delivery(interrupted=True))
+    notify.send(settings, [message("m1")])
+    assert [Message.model_validate_json(path.read_bytes()).id for path in notify.unsent(settings).iterdir()] == ["m1"]
 
 
 def test_message_said_late_says_when_it_was_sent() -> None:

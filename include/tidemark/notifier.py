@@ -978,22 +978,37 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
 def replay(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     """Put dead letters into the topic again, each as it was, and take them out here. Returns how many.
 
-    Cut off in between, one may come twice; its id is the same, and it is said once. Raises `ConnectionError`, `TopicMissing`.
+    Ctrl-C ends it with the letter it is at, a second one at once. Cut off in between, one may come twice; its id is the same, and
+    it is said once. Raises `ConnectionError`, `TopicMissing`.
     """
-    for letter in letters:
-        write(settings, NOTIFY, Event(letter.value, headers={"kept": letter.kept} if letter.kept else {}))
-        write(settings, DEAD_LETTERS, Event(None, key=letter.key))
+    with kafka.noted_interrupts() as pressed:
+        for letter in letters:
+            headers = {"kept": letter.kept} if letter.kept else {}
+            write(settings, NOTIFY, Event(letter.value, headers=headers), pressed)
+            write(settings, DEAD_LETTERS, Event(None, key=letter.key), pressed)
+            if pressed():
+                raise KeyboardInterrupt
     return len(letters)
 
 
 def drop(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     """Take dead letters out without saying them. Returns how many. Raises `ConnectionError`, `TopicMissing`."""
-    for letter in letters:
-        write(settings, DEAD_LETTERS, Event(None, key=letter.key))
+    with kafka.noted_interrupts() as pressed:
+        for letter in letters:
+            write(settings, DEAD_LETTERS, Event(None, key=letter.key), pressed)
+            if pressed():
+                raise KeyboardInterrupt
     return len(letters)
 
 
-def write(settings: Settings, topic: Any, event: Event) -> None:
-    delivery = kafka.produce(settings, topic, [event], options=AS_LARGE, patience=30)
-    if not delivery.complete:
+def write(settings: Settings, topic: Any, event: Event, pressed: Callable[[], int]) -> None:
+    """Send one event; the first Ctrl-C is left to who writes."""
+
+    def given_up() -> int:
+        return pressed() if pressed() > 1 else 0
+
+    delivery = kafka.produce(settings, topic, [event], options=AS_LARGE, patience=30, interrupts=given_up)
+    if delivery.interrupted:
+        raise KeyboardInterrupt
+    if delivery.delivered != 1:
         raise kafka.BrokerAway(f"topic {topic.name} did not take it: {'; '.join(delivery.errors)}")

@@ -155,7 +155,7 @@ def send(settings: Settings, messages: Iterable[Message]) -> None:
     try:
         values = [message.model_dump_json().encode() for message in messages]
         done = kafka.produce(settings, NOTIFY, values, patience=PATIENCE, options=AT_ONCE)
-        if done.complete:
+        if done.delivered == len(values):  # Ctrl-C may have come before one was taken
             return
         because = "; ".join(done.errors)
     except Exception as error:
