@@ -189,6 +189,23 @@ def test_file_of_settings_that_cannot_be_read_is_one_sentence_and_exit_code_2(ru
     assert ended.stderr.startswith(f"tidemark: the settings in {tmp_path}/.env cannot be read: {why}")
 
 
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        ("https://oapi.dingtalk.org/robot/send?access_token=t", "its host oapi.dingtalk.org:443 is not one of"),
+        ("http://oapi.dingtalk.com/robot/send?access_token=t", "it does not begin with https://"),
+        ("https://oapi.dingtalk.com/robot/send", "it has no access_token="),
+    ],
+)
+def test_wrong_web_hook_is_one_sentence_and_exit_code_2_before_anything_is_started(run, environment, monkeypatch, hook, why):
+    """A notifier that nobody looks at would end by itself, and nobody be told of anything."""
+    monkeypatch.setattr(local, "fetch_jars", lambda _: pytest.fail("it has gone on"))
+    environment["TIDEMARK_DINGTALK_WEBHOOK"] = hook
+    ended = run("up")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith(f"tidemark: TIDEMARK_DINGTALK_WEBHOOK: {why}")
+
+
 @pytest.mark.parametrize("words", [["runs"], ["status"], ["verify"], ["report"], ["speed"], ["down"]])
 def test_home_that_is_a_file_is_one_sentence_and_exit_code_2(run, environment, tmp_path, words):
     (tmp_path / "file").touch()
@@ -403,6 +420,18 @@ def test_status_of_nothing_is_an_answer(run, port):
         [],
         None,
     )
+
+
+def test_status_says_of_a_notifier_that_has_ended_where_its_log_is(run, config):
+    """Until another one beats, whoever started it."""
+    log = local.start(config, "notify", [sys.executable, "-c", "raise SystemExit(2)"]).log
+    local.STARTED[-1].wait()
+    assert f"notifier\thas ended; its log is {log}\n" in run("status").stdout
+    assert json.loads(run("status", "--json").stdout)["notifier_ended"] == str(log)
+    beat = {"at": str(dt.datetime.now(dt.UTC)), "state": "running", "pid": os.getpid(), "robots": {}}
+    (config.state / "notify").mkdir(parents=True)
+    (config.state / "notify" / "heartbeat.json").write_text(json.dumps(beat))
+    assert "notifier\trunning at " in run("status").stdout
 
 
 @pytest.mark.parametrize(("ago", "state"), [(3, "running"), (3600, "silent")])

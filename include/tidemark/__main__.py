@@ -366,8 +366,10 @@ def airflow_up(config: Settings, say: Callable[[str], None] = lambda _: None) ->
 def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = None, notifier: bool = True) -> None:
     """Broker, topics, notifier where a robot is set, and streams: all of them unless said."""
     from tidemark import kafka, local
+    from tidemark.notifier import robots
 
     refuse_unknown_streams(config)
+    robots(config)  # of a wrong web hook only the notifier's log would tell
     with steps.step("jars"):
         local.fetch_jars(config)
     with steps.step(f"broker at {config.brokers}") as say:
@@ -1209,7 +1211,9 @@ def status(json_: AsJson = False) -> None:
     if found["airflow"]:
         lines.append(["airflow", f"{found['airflow']['url']} {found['airflow']['health']}"])
     lines += [["stream", stream_line(name, one, now).removeprefix("stream ")] for name, one in found["streams"].items()]
-    if beat := found["notifier"]:
+    if ended := found["notifier_ended"]:
+        lines.append(["notifier", f"has ended; its log is {ended}"])
+    elif beat := found["notifier"]:
         robots = "; ".join(
             f"{name}: {one['said']} said, {one['waiting']} waiting, {one['dead']} dead letters"
             + (f", trouble: {one['trouble']}" if one["trouble"] else "")
@@ -1236,6 +1240,8 @@ def whole_status(config: Settings) -> dict[str, Any]:
     except kafka.BrokerRefused as refused:
         broker = str(refused)
     newest = max(lake.runs(config), key=lambda r: r.created, default=None)
+    notifier = local.recorded(config, "notify")
+    ended = notifier if notifier and not notifier.alive() and not local.beats(config, "notify") else None
     return {
         "home": str(config.home.absolute()),
         "lake": str(config.lake_path),
@@ -1246,6 +1252,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         else None,
         "streams": {name: local.status(config, name) for name in lake.streams(config, catalog().streams)},
         "notifier": local.status(config, "notify").get("heartbeat"),
+        "notifier_ended": str(ended.log) if ended else None,
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
     }
