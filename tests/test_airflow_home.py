@@ -34,7 +34,7 @@ def test_pools_that_could_not_be_set_are_set_at_the_next_start(
     airflow.home(settings).mkdir(parents=True)
     (airflow.home(settings) / "airflow.db").touch()
 
-    def command(_settings: Settings, what: str, *_: str) -> str:
+    def command(_settings: Settings, what: str, *_: str, **__: object) -> str:
         if what == "pools" and broken:
             raise KeyboardInterrupt
         done.append(what)
@@ -50,6 +50,24 @@ def test_pools_that_could_not_be_set_are_set_at_the_next_start(
     for _ in range(2):
         airflow.prepare(settings)
     assert done == ["db", "pools", "db", "db", "pools", "db"]
+
+
+def test_migration_has_whatever_time_it_takes_and_another_command_that_is_slow_is_a_sentence(
+    fresh_settings: Callable[[Path], Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration that is cut off leaves a database that is neither the old nor the new."""
+
+    def slow(argv: list[str], *, timeout: float | None, **_: object) -> subprocess.CompletedProcess[str]:
+        if timeout is not None:
+            raise subprocess.TimeoutExpired(argv, timeout)
+        done.append(argv[3:])
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    done = list[list[str]]()
+    monkeypatch.setattr(subprocess, "run", slow)
+    with pytest.raises(airflow.AirflowFailed, match=r"^airflow pools import .*pools\.new did not end within 180 s$"):
+        airflow.prepare(fresh_settings(tmp_path))
+    assert done == [["db", "migrate"]]
 
 
 TOLD = """

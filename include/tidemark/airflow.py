@@ -37,7 +37,7 @@ POOLS = {
 
 
 class AirflowFailed(RuntimeError):
-    """A component of Airflow did not come up; the sentence names its log."""
+    """A component of Airflow did not come up, and the sentence names its log; or a command of Airflow's failed."""
 
 
 def home(settings: Settings) -> Path:
@@ -141,16 +141,20 @@ def unproxied() -> str:
     return told if told.strip() == "*" else ",".join(filter(None, [told, "127.0.0.1", "localhost"]))
 
 
-def command(settings: Settings, *argv: str, seconds: float = 180, own: Mapping[str, str] | None = None) -> str:
-    """Run one command of Airflow's, with variables of one's own beside. Raises `AirflowFailed` with what it said last."""
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow", *argv],
-        env=clean() | environment(settings) | dict(own or {}),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=seconds,
-    )
+def command(settings: Settings, *argv: str, seconds: float | None = 180, own: Mapping[str, str] | None = None) -> str:
+    """Run one command of Airflow's, with variables of one's own beside. Raises `AirflowFailed` with what it said last, or where
+    it did not end in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *argv],
+            env=clean() | environment(settings) | dict(own or {}),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise AirflowFailed(f"airflow {' '.join(argv)} did not end within {seconds:g} s") from None
     if done.returncode:
         told = (done.stderr or done.stdout).strip().splitlines()
         said = [line for line in told if not line.startswith(("[SQL:", "[parameters:", "(Background on"))]  # SQLAlchemy's last
@@ -213,7 +217,7 @@ def bring_up(settings: Settings, say: Callable[[str], None] = lambda _: None, pa
 def prepare(settings: Settings) -> None:
     # Whether a database has its pools is known of the file that is here alone; one that was lost has none.
     same = settings.airflow_database is None and (home(settings) / "airflow.db").exists()
-    command(settings, "db", "migrate")
+    command(settings, "db", "migrate", seconds=None)  # one that is killed leaves a database between two versions
     pools = home(settings) / "pools.json"  # what the database has
     said = json.dumps({n: {"slots": s, "description": d, "include_deferred": True} for n, (s, d) in POOLS.items()})
     if not same or not pools.exists() or pools.read_text() != said:
