@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.errors import StreamingQueryException
+from structlog.testing import capture_logs
 
 from tidemark import fold, kafka, lake, local, speed
 from tidemark.fold import HOUR
@@ -599,6 +601,35 @@ def test_stream_that_waits_for_a_broker_ends_when_it_is_asked_to(settings: Setti
     local.want(settings, "main", "stopped", "no broker today", "a test")
     speed.run(settings, CATALOG)
     assert local.status(settings)["heartbeat"]["state"] == "stopped"
+
+
+LEADERLESS = "org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position could be determined"
+
+
+@pytest.mark.parametrize(
+    ("away", "said", "pauses"),
+    [(False, ["a query ended for want of Kafka, which answers; it begins again"], [5]), (True, ["the broker is back"], [])],
+    ids=["a partition without a leader", "a broker that comes back"],
+)
+def test_a_query_that_lacks_kafka_while_kafka_answers_is_told_and_not_begun_again_at_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, away: bool, said: list[str], pauses: list[float]
+) -> None:
+    def end(_: float) -> None:
+        raise StreamingQueryException(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {LEADERLESS}")
+
+    monkeypatch.setattr(kafka, "wait", lambda *_: None)
+    monkeypatch.setattr(speed, "Due", lambda _: lambda: False)
+    waited = list[float]()
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.name, stream.away = settings, "main", away
+    stream.asked_to_end, stream.beat = lambda: False, lambda _: None
+    stream.stopping = SimpleNamespace(wait=waited.append)
+    stream.spark = SimpleNamespace(catalog=SimpleNamespace(clearCache=lambda: None))
+    query = SimpleNamespace(isActive=True, status={"isTriggerActive": False}, awaitTermination=end, stop=lambda: None)
+    with capture_logs() as events:
+        stream.follow(query)
+    assert ([event["event"] for event in events], waited) == (said, pauses)
+    assert away or LEADERLESS in events[0]["because"]
 
 
 def test_a_stream_obeys_what_it_is_told_though_the_clock_was_set_back_and_not_what_the_one_before_it_was_told(

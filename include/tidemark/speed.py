@@ -292,7 +292,12 @@ class Stream:
             if not of_broker(error):
                 raise SpeedError(self.because(error)) from error
             self.spark.catalog.clearCache()  # what the batch that was cut off has held
-            self.wait_for_broker()
+            if self.away or self.broker_away(seconds=5):
+                self.wait_for_broker()
+            else:  # a partition may have no leader
+                because = raised(str(error))
+                log.warning("a query ended for want of Kafka, which answers; it begins again", stream=self.name, because=because)
+                self.stopping.wait(5)
         finally:
             drain(query)
 
