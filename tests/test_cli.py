@@ -764,9 +764,16 @@ def test_pipe_is_produced_as_a_file_is(tmp_path):
         assert list(given) == [b'{"event_id": "e1"}']
 
 
-def test_of_several_topics_one_that_cannot_be_sent_to_ends_the_others(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("refused", "code", "says"),
+    [(False, 2, "tidemark: Kafka has no topic orders\n"), (True, 1, "tidemark: orders: Kafka cannot be used\n")],
+    ids=["missing", "refused on the way"],
+)
+def test_of_several_topics_one_that_cannot_be_sent_to_ends_the_others(run, monkeypatch, refused, code, says):
     def produce(_, topic, events, **named):
         if topic.name == "orders":
+            if refused:
+                return kafka.Delivery(errors=["Kafka cannot be used"], refused=True)
             raise kafka.TopicMissing("Kafka has no topic orders")
         deadline = time.monotonic() + 20
         while not named["interrupts"]():
@@ -776,7 +783,7 @@ def test_of_several_topics_one_that_cannot_be_sent_to_ends_the_others(run, monke
 
     monkeypatch.setattr(kafka, "produce", produce)
     ended = run("produce", "page_views", "orders", "--sample")
-    assert (ended.exit_code, ended.stderr) == (2, "tidemark: Kafka has no topic orders\n")
+    assert (ended.exit_code, ended.stderr) == (code, says)
 
 
 def test_run_goes_on_where_nobody_reads_its_progress_any_more(run, monkeypatch):

@@ -644,7 +644,8 @@ def delivered_at_once(
     with kafka.noted_interrupts() as pressed, ThreadPoolExecutor(len(events)) as beside:
 
         def over() -> int:
-            return pressed() + any(one.done() and one.exception() is not None for one in list(going.values()))
+            ended = [one for one in list(going.values()) if one.done()]
+            return pressed() + any(one.exception() is not None or one.result().refused for one in ended)
 
         for topic, drawn in events:
             going[topic.name] = beside.submit(kafka.produce, config, topic, drawn, rate=rate, burst=burst, interrupts=over)
