@@ -575,11 +575,11 @@ class Drill:
     def starts(self, name: str, *argv: str) -> local.Process:
         return local.start(self.settings, name, [sys.executable, "-m", "tidemark", *argv], self.world.environment())
 
-    def starts_stream(self, more: dict[str, str] | None = None) -> None:
+    def starts_stream(self) -> None:
         """Start the stream; where it refuses, by the command that its own words tell."""
         argv = self.speed()
         for _ in range(3):
-            process = local.start(self.settings, STREAM, argv, self.world.environment() | (more or {}))
+            process = local.start(self.settings, STREAM, argv, self.world.environment())
             until(lambda: self.world.beating(process) or not process.alive(), 180)  # noqa: B023
             if process.alive():
                 return
@@ -590,11 +590,13 @@ class Drill:
         raise RuntimeError(f"the stream refuses still: {self.said}")
 
     def dies(self, more: dict[str, str]) -> float:
-        """Have the stream kill itself, and start it again."""
+        """Have the stream kill itself, be it before it says that it runs, and start it again. Raises `AssertionError` where it
+        ends otherwise."""
         self.world.stop_stream()
-        self.starts_stream(more)
-        until(lambda: local.running(self.settings, STREAM) is None, 180)
-        at = time.time()
+        process = local.start(self.settings, STREAM, self.speed(), self.world.environment() | more)
+        until(lambda: not process.alive(), 360)
+        at, code = time.time(), local.STARTED[-1].wait()
+        assert code == -signal.SIGKILL, f"the stream did not come to where it dies: {process.log.read_text()[-300:]}"
         self.starts_stream()
         return at
 

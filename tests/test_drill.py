@@ -17,7 +17,7 @@ import pytest
 from bench.drill import DAMAGES, EVENT, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_parts, in_turn, lost, often
 from bench.live import latencies, rollup_rows
 from bench.replay import differing
-from bench.world import World
+from bench.world import STREAM, World
 from page_lake import AT, COUNTED, write
 
 from tidemark import kafka, lake, local
@@ -71,6 +71,33 @@ def test_a_run_that_is_over_before_it_was_killed_was_not_tried(drill, monkeypatc
     monkeypatch.setattr(drill.random, "uniform", lambda *_: 30)
     with pytest.raises(AssertionError, match="settle was over before it was killed"):
         drill.killed_run("settle")
+
+
+DIES = """
+import os, signal, time
+if point := os.environ.get("TIDEMARK_FAILPOINT"):
+    os.kill(os.getpid(), signal.SIGKILL) if point != "never" else exit(3)
+print("beats", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def quick(drill, monkeypatch) -> Drill:
+    """Of a world whose stream is no stream: it dies before it beats, and beats where it is to die nowhere."""
+    monkeypatch.setattr(drill, "speed", lambda *_: [sys.executable, "-c", DIES])
+    monkeypatch.setattr(drill.world, "beating", lambda process: "beats" in process.log.read_text())
+    return drill
+
+
+def test_a_stream_that_dies_before_it_says_that_it_runs_has_died_and_is_started_again(quick):
+    quick.dies({"TIDEMARK_FAILPOINT": "offsets"})
+    assert local.running(quick.settings, STREAM)
+
+
+def test_a_stream_that_ends_otherwise_has_not_died_at_its_point(quick):
+    with pytest.raises(AssertionError, match="the stream did not come to where it dies"):
+        quick.dies({"TIDEMARK_FAILPOINT": "never"})
 
 
 @pytest.mark.parametrize("tables", [{}, {"hourly_traffic": {"gate": "passed"}}], ids=["stages", "compares"])
