@@ -273,7 +273,7 @@ class Drill:
                 for beside in [pool.submit(self.world.tidemark, word) for word in ("compact", "sweep")]:
                     beside.result()
                 runs = [lake.run_of(self.settings, one.result().splitlines()[-1].strip()) for one in staged]
-                runs.sort(key=lambda run: run.pins["main"].seq)
+                runs.sort(key=lambda run: (run.pins["main"].seq, run.created))
                 for run in runs:
                     settle.publish(self.settings, CATALOG, run.id)
                     still()

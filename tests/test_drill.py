@@ -7,9 +7,11 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from bench.replay import differing
 from bench.world import STREAM, World
 from page_lake import AT, COUNTED, write
 
-from tidemark import kafka, lake, local
+from tidemark import kafka, lake, local, session, settle
 
 WHOLE = Outcome("broker_killed", 9.0, 10, 0, 0, 0, 0, {}, 0, "")
 
@@ -98,6 +100,28 @@ def test_a_stream_that_dies_before_it_says_that_it_runs_has_died_and_is_started_
 def test_a_stream_that_ends_otherwise_has_not_died_at_its_point(quick):
     with pytest.raises(AssertionError, match="the stream did not come to where it dies"):
         quick.dies({"TIDEMARK_FAILPOINT": "never"})
+
+
+#   settle, 12:00:02 [ read up to 7        replay, 12:00:01 [ read up to 7, or 8
+@pytest.mark.parametrize(("replayed", "order"), [(7, ["drill", "settle-1"]), (8, ["settle-1", "drill"])])
+def test_of_two_runs_that_have_read_as_much_the_one_that_was_begun_first_is_published_first(drill, monkeypatch, replayed, order):
+    done: list[str] = []
+
+    def tidemark(command: str, *argv: str) -> str:
+        if command not in ("settle", "replay"):
+            return ""
+        name, second, seq = ("drill", 1, replayed) if command == "replay" else ("settle-1", 2, 7)
+        pins = {"main": lake.Pin("main", seq, {}, "")}
+        lake.save(drill.settings, lake.Run(name, "staged", [], "", f"2026-11-19T12:00:0{second}+00:00", "", pins))
+        return f"{name}\n"
+
+    monkeypatch.setattr(session, "session", lambda *_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(drill, "readers", lambda *_, **__: nullcontext(lambda: None))
+    monkeypatch.setattr(drill.world, "tidemark", tidemark)
+    monkeypatch.setattr(settle, "publish", lambda settings, catalog, run: done.append(run))
+    monkeypatch.setattr(settle, "rollback", lambda settings, catalog, run, reason: done.append(f"{run} back"))
+    drill.everything_at_once()
+    assert done == [*order, f"{order[-1]} back"]
 
 
 @pytest.mark.parametrize("tables", [{}, {"hourly_traffic": {"gate": "passed"}}], ids=["stages", "compares"])
