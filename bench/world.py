@@ -63,16 +63,13 @@ class World:
         return {f"TIDEMARK_{name.upper()}": str(value) for name, value in said.items()}
 
     def tidemark(self, *argv: str) -> str:
-        """What one command of the platform says; raises `RuntimeError` with it where the command fails."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tidemark", *argv],
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        """What one command of the platform answers, without what it and its JVM say beside; raises `RuntimeError` with both where
+        the command fails."""
+        words = [sys.executable, "-m", "tidemark", *argv]
+        done = subprocess.run(words, env=self.environment(), capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {done.stdout[-2000:]}")
+            said = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {said}")
         return done.stdout
 
     def traffic(

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from bench.drill import DAMAGES, EVENT, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_parts, in_turn, lost, often
+from bench.drill import DAMAGES, EVENT, EVERY, MARKS, POINTS, SHORT, Drill, Outcome, in_parts, in_turn, lost, named, often
 from bench.live import latencies, rollup_rows
 from bench.replay import differing
 from bench.world import STREAM, World
@@ -100,6 +100,30 @@ def test_a_stream_that_dies_before_it_says_that_it_runs_has_died_and_is_started_
 def test_a_stream_that_ends_otherwise_has_not_died_at_its_point(quick):
     with pytest.raises(AssertionError, match="the stream did not come to where it dies"):
         quick.dies({"TIDEMARK_FAILPOINT": "never"})
+
+
+@pytest.fixture
+def program(drill, monkeypatch) -> Callable[[str], None]:
+    """Have every command of the platform be this script."""
+
+    def made(script: str) -> None:
+        path = drill.world.home / "program"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return made
+
+
+def test_the_run_that_a_command_names_is_the_last_line_whatever_a_jvm_says_as_it_ends(drill, program):
+    program("echo settle-1; echo WARN ShutdownHookManager >&2")
+    assert named(drill.world.tidemark("settle")) == "settle-1"
+
+
+def test_what_a_command_that_fails_has_found_and_why_it_failed_are_both_told(drill, program):
+    program("echo part-0.parquet; echo no broker >&2; exit 1")
+    with pytest.raises(RuntimeError, match=r"(?s)tidemark verify ended with exit code 1: part-0\.parquet\n.*no broker"):
+        drill.world.tidemark("verify")
 
 
 #   settle, 12:00:02 [ read up to 7        replay, 12:00:01 [ read up to 7, or 8
