@@ -618,7 +618,7 @@ class Drill:
 
     def dies_at(self, point: str, *argv: str) -> float:
         """Have a command kill itself at a point. Raises `AssertionError` where it never comes there."""
-        env = self.world.environment() | {"TIDEMARK_FAILPOINT": point}
+        env = os.environ | self.world.environment() | {"TIDEMARK_FAILPOINT": point}
         said = self.world.home / "died.log"
         with said.open("wb") as file:
             words = [sys.executable, "-m", "tidemark", *argv]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -66,7 +67,7 @@ class World:
         """What one command of the platform answers, without what it and its JVM say beside; raises `RuntimeError` with both where
         the command fails."""
         words = [sys.executable, "-m", "tidemark", *argv]
-        done = subprocess.run(words, env=self.environment(), capture_output=True, text=True)
+        done = subprocess.run(words, env=os.environ | self.environment(), capture_output=True, text=True)
         if done.returncode:
             said = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
             raise RuntimeError(f"tidemark {' '.join(argv)} ended with exit code {done.returncode}: {said}")

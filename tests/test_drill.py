@@ -126,6 +126,14 @@ def test_what_a_command_that_fails_has_found_and_why_it_failed_are_both_told(dri
         drill.world.tidemark("verify")
 
 
+def test_a_command_finds_java_as_the_drill_itself_does(drill, program, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", "/a jvm")
+    program('echo "$JAVA_HOME"; test -z "$TIDEMARK_FAILPOINT" || kill -9 $$')
+    assert drill.world.tidemark("settle") == "/a jvm\n"
+    drill.dies_at("staged", "settle")
+    assert (drill.world.home / "died.log").read_text() == "/a jvm\n"
+
+
 #   settle, 12:00:02 [ read up to 7        replay, 12:00:01 [ read up to 7, or 8
 @pytest.mark.parametrize(("replayed", "order"), [(7, ["drill", "settle-1"]), (8, ["settle-1", "drill"])])
 def test_of_two_runs_that_have_read_as_much_the_one_that_was_begun_first_is_published_first(drill, monkeypatch, replayed, order):
