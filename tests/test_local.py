@@ -483,9 +483,9 @@ def test_a_port_that_a_killed_process_lets_go_of_a_moment_later_is_not_busy() ->
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        let_go = threading.Timer(0.3, other.close)
+        port, let_go = other.getsockname()[1], threading.Timer(0.3, other.close)
         let_go.start()
-        local.refuse_busy("127.0.0.1", other.getsockname()[1], "TIDEMARK_BROKERS")
+        local.refuse_busy("127.0.0.1", port, "TIDEMARK_BROKERS")
         let_go.join()
 
 

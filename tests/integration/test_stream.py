@@ -290,10 +290,9 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
     assert (tables["shares"].appended("main") or 0) < newest and not tables["leasts"].exists
 
     # What is told of it: the page agrees with the ledger and answers on loopback alone; so does the consumer group.
-    page, ledger = shown(port), lake.ledger_rows(sensors.settings, "main")
-    last = max(r["finished_at"] for r in ledger)
-    age = (datetime.now(UTC) - last).total_seconds()
-    assert age - 2 < page.pop("tidemark_commit_age_seconds")[()] < age + 1
+    page, now, ledger = shown(port), datetime.now(UTC), lake.ledger_rows(sensors.settings, "main")
+    age = (now - max(r["finished_at"] for r in ledger)).total_seconds()
+    assert age - 60 < page.pop("tidemark_commit_age_seconds")[()] < age + 1
     assert page == {
         "tidemark_records_total": {(sensors.topic,): sum(r["records"] for r in ledger)},
         "tidemark_rejected_total": {(sensors.topic,): len(BAD)},
