@@ -599,10 +599,10 @@ RUNS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "dropped": ({"state": "dropped"}, [7, 5, 4, 3, 2]),
     "killed": ({"state": "running"}, [7, 5, 4, 3, 2]),
     "of some tables": ({"only": ["closes"], "state": "published", "published": "so", "tables": WHOLE}, [7, 5, 4, 3, 2]),
-    "today": ({"created": NOW, "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
-    "today in part": ({"created": NOW, "state": "published", "published": "so", "tables": HALF}, [7, 5, 4, 3, 2]),
-    "waits today": ({"created": NOW, "tables": HALF}, [7, 5, 4, 3, 2]),
-    "failed today": ({"created": NOW, "state": "failed"}, [7, 5, 4, 3, 2]),
+    "today": ({"ago": timedelta(), "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
+    "today in part": ({"ago": timedelta(), "state": "published", "published": "so", "tables": HALF}, [7, 5, 4, 3, 2]),
+    "waits today": ({"ago": timedelta(), "tables": HALF}, [7, 5, 4, 3, 2]),
+    "failed today": ({"ago": timedelta(), "state": "failed"}, [7, 5, 4, 3, 2]),
     "replay waits": ({"kind": "replay"}, [7, 3, 2]),
     "replayed": ({"kind": "replay", "state": "published", "published": "so", "tables": WHOLE}, [7, 3, 2]),
     "replay failed": ({"kind": "replay", "state": "failed"}, [7, 5, 4, 3, 2]),
@@ -622,9 +622,10 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
-    created = run.get("created", NOW - timedelta(days=2)).isoformat()
-    said: dict[str, Any] = {"days": [str(ago(5)), str(ago(4))], "state": "staged"} | run | {"created": created}
-    before = (NOW - timedelta(days=7)).isoformat()
+    now = datetime.now(UTC)
+    said: dict[str, Any] = {"days": [str(ago(5)), str(ago(4))], "state": "staged"} | run
+    said["created"] = (now - said.pop("ago", timedelta(days=2))).isoformat()
+    before = (now - timedelta(days=7)).isoformat()
     first = Run("settle-1", "published", [str(ago(9)), str(ago(8))], "", before, "", {}, WHOLE, before)
     other = Run("settle-2", reason="", version="", **said)
     monkeypatch.setattr(lake, "runs", lambda _: [first, other])
