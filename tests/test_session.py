@@ -172,7 +172,7 @@ from tidemark.settings import Settings
 spark = session(Settings(), "killed")
 java = spark._jvm.java.lang.ProcessHandle.current().pid()
 os.kill(java, signal.SIGSTOP)
-threading.Timer(0.5, os.kill, (java, signal.SIGKILL)).start()
+threading.Timer(5, os.kill, (java, signal.SIGKILL)).start()
 try:
     spark.range(1).count()
 except Exception as error:
