@@ -26,8 +26,7 @@ from tidemark.pipelines import traffic
 from tidemark.settings import Settings
 
 CATALOG = model.catalog([traffic])
-TODAY = datetime.now(UTC).date()
-YESTERDAY = TODAY - timedelta(days=1)
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 MIDNIGHT = datetime.combine(YESTERDAY, datetime.min.time(), UTC)
 
 
@@ -460,8 +459,10 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
 
     # A late event of a settled day: at once in log and rollup, in the view from its next settling. Live views go on.
     assert settle.stale(shop.settings, shop.catalog) == []
-    shop.send(*(at(16, 20, second) for second in range(1, 11)), datetime.now(UTC))
-    stream.until(lambda: shop.read() and shop.rows(f"SELECT clicks FROM hours WHERE day = '{TODAY}' AND NOT settled") == [(1,)])
+    now = datetime.now(UTC)
+    shop.send(*(at(16, 20, second) for second in range(1, 11)), now)
+    today = f"SELECT clicks FROM hours WHERE day = '{now.date()}' AND NOT settled"
+    stream.until(lambda: shop.read() and shop.rows(today) == [(1,)])
     assert shop.rolled(spark) == live | {11: 4, 15: 5, 16: 13}
     assert shop.hours() == live | {11: 4, 15: 5}
     assert shop.rows("SELECT clicks FROM peak_of_day") == [(1,)]
@@ -499,8 +500,10 @@ def test_late_events_and_every_refusal_of_a_settling(house: Callable[..., Settin
     told = lake.table(shop.settings, shop.catalog["peak_of_day"]).delta().history(1)[0]["userMetadata"]
     assert json.loads(told)["over"] == {"peaks": {"checks": check, "reason": "a sale"}}
 
-    with pytest.raises(settle.SettleError, match=f"{TODAY} is not over in UTC; the last day that can be settled is {YESTERDAY}"):
-        shop.settled("today", TODAY)
+    today = datetime.now(UTC).date()
+    last = today - timedelta(days=1)
+    with pytest.raises(settle.SettleError, match=f"{today} is not over in UTC; the last day that can be settled is {last}"):
+        shop.settled("today", today)
     with pytest.raises(KeyError, match="there is no run settle-nowhere; list them with: tidemark runs"):
         settle.publish(shop.settings, shop.catalog, "settle-nowhere")
     shop.send(at(20))
