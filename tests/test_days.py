@@ -222,6 +222,40 @@ def test_a_late_event_in_a_file_that_someone_optimized_settles_its_day_again(set
         assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
+#   the fifth day, whose prices are looked at until 00:10      ][ I 00:05   | the pin, of batch 6      I 00:50      batch 9
+@pytest.mark.parametrize(
+    ("unread", "again"),
+    [
+        ([(0, 9, "06T00:50", None)], []),
+        ([(0, 9, "06T00:10", None)], []),
+        ([(0, 9, "06T00:09:59.999", None), (0, 10, "06T00:50", None)], [5]),
+        ([(1, 0, "06T00:05", None)], [5]),  # of a partition that is new since
+        ([(1, 0, "06T00:50", None)], []),
+        ([(0, 9, "06T00:05", "not JSON")], []),
+    ],
+)
+def test_a_file_merged_across_a_pin_settles_again_the_days_that_look_at_what_came_after_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, unread: list[tuple[int, int, str, str | None]], again: list[int]
+) -> None:
+    log, place = lake.table(settings, PRICES), StructType().add("partition", "integer").add("offset", "long")
+    log.create(StructType().add("at", "timestamp").add("kafka", place).add("reject", "string").add("day", "date"))
+    rows = [
+        {
+            "at": datetime.fromisoformat(f"2026-11-{at}+00:00"),
+            "kafka": {"partition": p, "offset": offset},
+            "reject": reject,
+            "day": date(2026, 11, 6),
+        }
+        for p, offset, at, reject in ((0, 7, "06T00:05", None), (0, 8, "06T00:20", None), *unread)
+    ]
+    adds = lake.write_arrow(log, "live/main-3-9-x", pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
+    lake.append(log, lake.Batch("main", 9, 9), adds)
+    days, said = [f"2026-11-{n:02d}" for n in range(1, 6)], {name: {"published": "at one"} for name in ("closes", "moves")}
+    run = Run("settle-1", "published", days, "", "", "", {"main": Pin("main", 6, READ, "")}, said)
+    monkeypatch.setattr(lake, "runs", lambda _: [run])
+    assert [d.day for d in settle.stale(settings, CLOSES)] == again
+
+
 @pytest.mark.parametrize(("late", "earlier"), [("18:40", True), ("19:00", False)])
 def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earlier_day_too(settings, monkeypatch, late, earlier):
     at, there = datetime.fromisoformat(f"2026-11-01T{late}+00:00"), settings.model_copy(update={"zone": "Asia/Kolkata"})

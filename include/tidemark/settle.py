@@ -533,8 +533,8 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     """Published days whose inputs have changed past the pin of a table that looks at them: records came late for them, or for
     what they look at.
 
-    Told by the names of the log's files, without reading one: a file's batches, its day, its earliest and latest time. Where a
-    person's OPTIMIZE has made files of other names since a pin, their offsets tell it.
+    Told by the names of the log's files: a file's batches, its day, its earliest and latest time. Those alone are read that hold
+    batches on both sides of a pin, as compaction leaves them, or have other names, as a person's OPTIMIZE has made them since.
     A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
     Without the days that a log no longer holds, of whatever table: a night settles all.
     """
@@ -549,23 +549,61 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
             last = end - timedelta(microseconds=1)
             low = start if file.low is None else lake.comparable(file.low, start)
             high = last if file.high is None else min(last, lake.comparable(file.high, last))
+            spans: dict[int, Span | None] = {}  # days of one run have the very same pins
             for day, pins in looking(low, high):
-                if day not in found and (lake.beyond(pins, file, "hi") or passes(table, file, topic, pins)):
+                if day in found:
+                    continue
+                if id(pins) not in spans:
+                    spans[id(pins)] = unread_span(table, file, topic, pins, (low, high))
+                span = spans[id(pins)]
+                if span == (low, high) or (span and (day, pins) in looking(*span)):
                     found.add(day)
     return sorted(d for d in found if d >= since)
 
 
-def passes(table: lake.Table, file: lake.File, topic: Topic, pins: Mapping[str, lake.Pin]) -> bool:
-    """Whether a file that someone else wrote after these pins holds a record of the topic that they have not read. One that
-    cannot be read here may: its day is settled once more, by a pin that is newer than the file."""
-    if not file.foreign or all(file.modified < datetime.fromisoformat(p.taken).timestamp() * 1000 for p in pins.values()):
-        return False
-    read = lake.upto(pins, topic.name)
-    parts = {*range(topic.partitions), *map(int, read)}
+def unread_span(table: lake.Table, file: lake.File, topic: Topic, pins: Mapping[str, lake.Pin], span: Span) -> Span | None:
+    """From when to when the accepted events are that these pins have not read, of a log's file that has events of `span`; None
+    where it has none such.
+
+    A file is read where its name tells of batches on both sides of a pin, or, since someone else wrote it after, of none. One
+    that cannot be read here, or whose event time is no column, may have them anywhere.
+    """
+    if not file.foreign and (lake.beyond(pins, file, "lo") or not lake.beyond(pins, file, "hi")):
+        return span if lake.beyond(pins, file, "lo") else None
+    if file.foreign and all(file.modified < datetime.fromisoformat(p.taken).timestamp() * 1000 for p in pins.values()):
+        return None
     try:
-        return bool(counted_by_duckdb(table, [file], {p: (read.get(str(p), 0), 2**63 - 1) for p in parts}))
+        count, low, high = unread_by_duckdb(table, file, lake.upto(pins, topic.name))
     except query.QueryError:
-        return True
+        return span
+    return (lake.comparable(low, span[0]), lake.comparable(high, span[1])) if count else None
+
+
+def unread_by_duckdb(table: lake.Table, file: lake.File, read: Mapping[str, int]) -> tuple[int, Any, Any]:
+    """How many accepted records of a log's file lie past what is read, by partition, and the first and the last of their times
+    where these are a column. Raises `QueryError` for a table that DuckDB does not read."""
+    import duckdb
+
+    query.refuse_unreadable(table.name, table.delta())
+    types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}
+    times = {f.name: query.duckdb_type(table.name, lake.kind(f)) for f in table.delta().schema().fields if f.name == table.time}
+    column = f'log."{table.time}"' if times else "NULL"
+    upto = ", ".join(f"({int(p)}, {int(until)})" for p, until in read.items())
+    asked = f"""
+        SELECT count(*) AS count, min(moment) AS low, max(moment) AS high
+        FROM (
+            SELECT log.kafka.partition AS part, log.kafka."offset" AS place, {column} AS moment
+            FROM {query.parquet([table.path / file.path], types | times)} AS log WHERE reject IS NULL
+        )
+        LEFT JOIN (VALUES {upto}) AS pins(part, until) USING (part) WHERE place >= coalesce(until, 0)"""
+    with duckdb.connect() as db:
+        query.bounded(db)
+        try:
+            db.execute("SET TimeZone = 'UTC'")
+            (found,) = db.sql(asked).to_arrow_table().to_pylist()
+        except duckdb.Error as error:
+            raise query.QueryError(f"{table.name} cannot be read: {error}") from None
+    return found["count"], found["low"], found["high"]
 
 
 Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
