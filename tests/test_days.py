@@ -622,6 +622,38 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
+#   the late event of the second day is in batch 7; `moves` looks two days back at `closes`; of each run in turn its days and pin
+@pytest.mark.parametrize(
+    ("runs", "again"),
+    [
+        ([([3, 4], 8), ([2], 9)], [3, 4]),
+        ([([3, 4], 8), ([2], 9), ([3, 4], 10)], []),
+        ([([1, 2, 3, 4, 5], 6), ([3], 8)], [2, 4]),
+        ([([1, 2, 3, 4, 5], 6), ([3], 8), ([2, 4], 9)], [3]),
+        ([([1, 2, 3, 4, 5], 6), ([3], 8), ([2, 4], 9), ([3], 10)], []),
+        ([([1, 2, 3, 4, 5], 6), ([2, 3, 4], 8)], []),
+        ([([1], 7), ([2], 8), ([3], 9), ([4], 10)], []),
+        ([([2], 7), ([3], 8), ([2], 9)], []),  # once more, and nothing came
+    ],
+)
+def test_a_day_that_has_read_a_view_s_rows_of_another_day_is_settled_again_once_they_are_corrected(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[list[int], int]], again: list[int]
+) -> None:
+    at = datetime(2026, 11, 2, 12, tzinfo=UTC)
+    file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
+    known = []
+    for n, (days, seq) in enumerate(runs):
+        created, published = ((NOW + timedelta(hours=n, minutes=m)).isoformat() for m in (0, 5))
+        said = {name: {"published": published} for name in CLOSES.views}
+        pins = {"main": Pin("main", seq, READ, "")}
+        known.append(Run(f"settle-{n}", "published", [f"2026-11-0{d}" for d in days], "", created, "", pins, said))
+    monkeypatch.setattr(lake, "runs", lambda _: known)
+    assert [d.day for d in settle.stale(settings, CLOSES)] == again
+
+
 #   days ago    9 8 7 6 5 4 3 2 1      published: 9 and 8; in the log: all but 6; of 5 and 4 there is a run
 WHOLE, HALF = {"closes": {"published": "so"}}, {"closes": {"published": "so"}, "moves": {"gate": "failed", "reasons": ["so"]}}
 RUNS: dict[str, tuple[dict[str, Any], list[int]]] = {

@@ -210,14 +210,14 @@ def origins(
     return list(found.values())
 
 
-def rows_looking(settings: Settings, catalog: Catalog, topic: Topic) -> Looking:
-    """What gives by table from when to when the times of the rows lie that may look at a topic's events from one time to another:
-    the margins on the way add up, over whole business days where a table is read whose time is a DATE."""
-    reached, tz = [catalog[name] for name in looking_at(catalog, topic)], settings.tz
+def rows_looking(settings: Settings, catalog: Catalog, source: Declared) -> Looking:
+    """What gives by table from when to when the times of the rows lie that may look at a topic's events or a view's rows from one
+    time to another: the margins on the way add up, over whole business days where a table is read whose time is a DATE."""
+    reached, tz = [catalog[name] for name in looking_at(catalog, source)], settings.tz
     dates = {d.name for d in reached if has_dates(settings, d)}
 
     def looking(low: datetime, high: datetime) -> dict[str, Span]:
-        found = {topic.name: (low, high)}
+        found = {source.name: (low, high)}
         for one in reached:
             assert isinstance(one, Rollup | View)
             read = [found[s.name] for s in one.reads.values() if s.name in found]
@@ -228,7 +228,7 @@ def rows_looking(settings: Settings, catalog: Catalog, topic: Topic) -> Looking:
                 first = midnight(first.astimezone(tz).date(), tz)
                 last = midnight(last.astimezone(tz).date() + DAY, tz) - MOMENT
             found[one.name] = first, last
-        del found[topic.name]
+        del found[source.name]
         return found
 
     return looking

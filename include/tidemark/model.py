@@ -754,13 +754,13 @@ def needed(catalog: Catalog, names: Iterable[str]) -> set[str]:
     return found
 
 
-def looking_at(catalog: Catalog, topic: Topic) -> tuple[str, ...]:
-    """The rollups and views that read a topic, directly or through others, each after what it reads."""
-    found = {topic.name}
+def looking_at(catalog: Catalog, source: Declared) -> tuple[str, ...]:
+    """The rollups and views that read a topic or a view, directly or through others, each after what it reads."""
+    found = {source.name}
     for declared in catalog.derived:
-        if any(source.name in found for source in declared.reads.values()):
+        if any(read.name in found for read in declared.reads.values()):
             found.add(declared.name)
-    return tuple(d.name for d in catalog.derived if d.name in found)
+    return tuple(d.name for d in catalog.derived if d.name in found - {source.name})
 
 
 def looks_ahead(declared: Declared) -> timedelta:

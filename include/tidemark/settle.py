@@ -535,13 +535,14 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
 
     Told by the names of the log's files: a file's batches, its day, its earliest and latest time. Those alone are read that hold
     batches on both sides of a pin, as compaction leaves them, or have other names, as a person's OPTIMIZE has made them since.
-    A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever.
+    A change that came late for a table, or for who joins with its changes, may be looked at from its day on for ever. What a
+    day has read of a view's earlier days has seen no more than they had, however new its own pin (`overtaken`).
     Without the days that a log no longer holds, of whatever table: a night settles all.
     """
-    newest, found = newest_pins(settings, catalog), set[date]()
+    newest, rests, found = newest_pins(settings, catalog), overtaken(settings, catalog), set[date]()
     since, _ = held_from(settings, catalog, catalog.names)
     for topic in catalog.topics.values():
-        table, looking = lake.table(settings, topic), days_looking(settings, catalog, topic, newest)
+        table, looking = lake.table(settings, topic), days_looking(settings, catalog, topic, newest, rests)
         for file in table.files() if table.exists else ():
             if not (file.live or file.foreign) or file.day is None:
                 continue
@@ -568,8 +569,10 @@ def unread_span(table: lake.Table, file: lake.File, topic: Topic, pins: Mapping[
     A file is read where its name tells of batches on both sides of a pin, or, since someone else wrote it after, of none. One
     that cannot be read here, or whose event time is no column, may have them anywhere.
     """
-    if not file.foreign and (lake.beyond(pins, file, "lo") or not lake.beyond(pins, file, "hi")):
-        return span if lake.beyond(pins, file, "lo") else None
+    if not pins or lake.beyond(pins, file, "lo"):
+        return span
+    if file.live and not lake.beyond(pins, file, "hi"):
+        return None
     if file.foreign and all(file.modified < datetime.fromisoformat(p.taken).timestamp() * 1000 for p in pins.values()):
         return None
     try:
@@ -608,12 +611,15 @@ def unread_by_duckdb(table: lake.Table, file: lake.File, read: Mapping[str, int]
 
 Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
 """By rollup and view the pins of each day that was published, of the newest run that has published it."""
+Rests = dict[str, dict[date, list[tuple[date, Mapping[str, lake.Pin]]]]]
+"""By view and day the later days of views that rest on its rows of before, with the pins of those rows: none of live ones."""
 
 
 def days_looking(
-    settings: Settings, catalog: Catalog, topic: Topic, newest: Pinned
+    settings: Settings, catalog: Catalog, topic: Topic, newest: Pinned, rests: Rests | None = None
 ) -> Callable[[datetime, datetime], list[tuple[date, Mapping[str, lake.Pin]]]]:
-    """What gives the published days of each table that may look at a topic's events from one time to another, with their pins."""
+    """What gives the published days of each table that may look at a topic's events from one time to another, with their pins;
+    and those that rest on rows which do."""
     rows = compare.rows_looking(settings, catalog, topic)
     read = {n: {d: pins for d, pins in newest[n].items() if lake.upto(pins, topic.name)} for n in looking_at(catalog, topic)}
     for_ever = {n for n in read if topic.name in remembered(catalog[n])}
@@ -625,23 +631,56 @@ def days_looking(
             near = {first + timedelta(days=n) for n in range((until - first).days + 1)}
             near |= {d for d in read[name] if d >= first} if name in for_ever else set()
             found += [(d, read[name][d]) for d in near & read[name].keys()]
+            of_name = rests.get(name, {}) if rests else {}
+            found += [one for d in near & of_name.keys() for one in of_name[d] if not one[1] or lake.upto(one[1], topic.name)]
         return found
 
     return looking
 
 
 def newest_pins(settings: Settings, catalog: Catalog) -> Pinned:
-    """What was published of each table.
+    """What was published of each table, as `newest_runs` says."""
+    newest = newest_runs(catalog, lake.runs(settings))
+    return {name: {d: run.pins for d, run in days.items()} for name, days in newest.items()}
+
+
+def newest_runs(catalog: Catalog, runs: Sequence[Run]) -> dict[str, dict[date, Run]]:
+    """By rollup and view the newest of these runs that has published each day.
 
     A table that its gate held back, of a run of which others were published, waits for a person: it counts as they do.
     """
-    newest: Pinned = {d.name: {} for d in catalog.derived}
-    for run in lake.runs(settings):  # oldest first, and none is published over a greater pin
+    newest: dict[str, dict[date, Run]] = {d.name: {} for d in catalog.derived}
+    for run in runs:  # oldest first, and none is published over a greater pin
         if any(said.get("published") for said in run.tables.values()):
             for name in newest.keys() & run.tables.keys():
                 if run.tables[name].get("published") or run.held_back(name):
-                    newest[name] |= {date.fromisoformat(d): run.pins for d in run.days}
+                    newest[name] |= {date.fromisoformat(d): run for d in run.days}
     return newest
+
+
+def overtaken(settings: Settings, catalog: Catalog) -> Rests:
+    """The days of views that have read earlier days of a view which were published after their run had begun.
+
+    Outside its run's days a view reads of another what is published by then, or live rows where nothing is. None looks ahead at
+    a view.
+    """
+    runs, found = lake.runs(settings), Rests()
+    newest = newest_runs(catalog, runs)
+    for view in catalog.views.values():
+        looking, publications = compare.rows_looking(settings, catalog, view), dict[date, list[tuple[str, Run]]]()
+        for run in runs:
+            if at := run.tables.get(view.name, {}).get("published"):
+                for d in run.days:
+                    publications.setdefault(date.fromisoformat(d), []).append((at, run))
+        for day, published in publications.items():
+            start, end = period(settings, day)
+            for name, (_, last) in looking(start, end - timedelta(microseconds=1)).items():
+                for n in range((last.astimezone(settings.tz).date() - day).days):
+                    mine = newest[name].get(later := day + timedelta(days=n + 1))
+                    if mine and str(day) not in mine.days and any(at > mine.created for at, _ in published):
+                        before = [run.pins for at, run in published if at <= mine.created]
+                        found.setdefault(view.name, {}).setdefault(day, []).append((later, before[-1] if before else {}))
+    return found
 
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
