@@ -256,6 +256,20 @@ def test_a_file_merged_across_a_pin_settles_again_the_days_that_look_at_what_cam
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
+def test_compaction_of_a_day_s_log_makes_the_day_before_no_stale_one(spark: Any, settings: Settings) -> None:
+    #   the fifth day, which is published   ][ I 00:00   I 00:05   | the pin, of batch 1      I 00:10   …   I 00:55
+    before, log = [f"2026-11-{n:02d}" for n in range(1, 6)], lake.table(settings, PRICES)
+    for n in range(lake.WORTH_MERGING):
+        at = datetime(2026, 11, 6, 0, 5 * n, tzinfo=UTC)
+        logged(settings, spark, PRICES, [(0, n, at)], folder=f"live/main-{n}-{n}-x")
+    run = Run("settle-1", "published", before, "", NOW.isoformat(), "", {"main": Pin("main", 1, {"prices": {"0": 2}}, "")})
+    run.tables = {name: {"gate": "passed", "rows": 1, "published": NOW.isoformat()} for name in ("closes", "moves")}
+    lake.save(settings, run)
+    assert settle.stale(settings, CLOSES) == []
+    assert lake.compact(spark, settings, log, None, {"main": lake.WORTH_MERGING - 1}) == lake.WORTH_MERGING - 1
+    assert settle.stale(settings, CLOSES) == []
+
+
 @pytest.mark.parametrize(("late", "earlier"), [("18:40", True), ("19:00", False)])
 def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earlier_day_too(settings, monkeypatch, late, earlier):
     at, there = datetime.fromisoformat(f"2026-11-01T{late}+00:00"), settings.model_copy(update={"zone": "Asia/Kolkata"})
@@ -427,7 +441,8 @@ def logged(
         for p, o, at in events
     ]
     adds = lake.write_arrow(log, folder, pa.Table.from_pylist(rows, pa.schema(log.delta().schema())))
-    lake.append(log, lake.Batch("main", 5, 5), adds)
+    seq = int(folder.split("-")[1]) if folder.startswith("live/main-") else 5
+    lake.append(log, lake.Batch("main", seq, seq), adds)
     return log
 
 
