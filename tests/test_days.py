@@ -257,17 +257,19 @@ def test_a_file_merged_across_a_pin_settles_again_the_days_that_look_at_what_cam
 
 
 def test_compaction_of_a_day_s_log_makes_the_day_before_no_stale_one(spark: Any, settings: Settings) -> None:
-    #   the fifth day, which is published   ][ I 00:00   I 00:05   | the pin, of batch 1      I 00:10   …   I 00:55
+    #   the fifth day, which is published   ][ I 00:00   I 00:05   | the pin, of batch 1      I 00:10   …   I 01:05
     before, log = [f"2026-11-{n:02d}" for n in range(1, 6)], lake.table(settings, PRICES)
-    for n in range(lake.WORTH_MERGING):
-        at = datetime(2026, 11, 6, 0, 5 * n, tzinfo=UTC)
+    for n in range(lake.WORTH_MERGING + 2):
+        at = datetime(2026, 11, 6, tzinfo=UTC) + n * timedelta(minutes=5)
         logged(settings, spark, PRICES, [(0, n, at)], folder=f"live/main-{n}-{n}-x")
     run = Run("settle-1", "published", before, "", NOW.isoformat(), "", {"main": Pin("main", 1, {"prices": {"0": 2}}, "")})
     run.tables = {name: {"gate": "passed", "rows": 1, "published": NOW.isoformat()} for name in ("closes", "moves")}
     lake.save(settings, run)
     assert settle.stale(settings, CLOSES) == []
-    assert lake.compact(spark, settings, log, None, {"main": lake.WORTH_MERGING - 1}) == lake.WORTH_MERGING - 1
+    assert lake.compact(spark, settings, log, None, {"main": lake.WORTH_MERGING + 1}) == lake.WORTH_MERGING - 1
     assert settle.stale(settings, CLOSES) == []
+    spans = sorted((int(f.live["lo"]), int(f.live["hi"])) for f in log.files() if f.live)
+    assert spans == [(0, 0), (1, 1), (2, lake.WORTH_MERGING + 1)]  # so that no night reads a file to know it
 
 
 @pytest.mark.parametrize(("late", "earlier"), [("18:40", True), ("19:00", False)])

@@ -1397,18 +1397,24 @@ def compact(
     """Merge a table's small live files, beside the stream and beside runs. Returns how many files fewer it has.
 
     Takes files of batches up to `upto` of each stream (what the checkpoint has committed), grouped by day and never
-    across a pin that parts files (`parting`). Files of like size merge, so each byte is rewritten a logarithmic number of times.
+    across a pin that parts files (`parting`), nor in a log across one of a run of the day before: the names of files tell then
+    what of a day's first minutes came too late for it. Files of like size merge, so each byte is rewritten a logarithmic number
+    of times.
     """
     from pyspark.sql import functions as F
 
     fewer = 0
     with pinning(settings):
-        pins = parting(settings)
+        pins, before = parting(settings), dict[date, set[int]]()
+        for run in runs(settings) if table.name.startswith("log/") else ():
+            for settled in run.days if any(said.get("published") for said in run.tables.values()) else ():
+                following = before.setdefault(date.fromisoformat(settled) + timedelta(days=1), set())
+                following |= {pin.seq for pin in run.pins.values()}
         groups: dict[tuple[str, date, int], list[File]] = {}
         left = vectored(table, table.delta())
         for file in table.files():
             if file.path not in left and (found := file.live) and int(found["hi"]) <= upto.get(found["stream"], -1) and file.day:
-                side = sum(int(found["lo"]) > pin for pin in pins)
+                side = sum(int(found["lo"]) > pin for pin in {*pins, *before.get(file.day, ())})
                 groups.setdefault((found["stream"], file.day, side), []).append(file)
         for (stream, day, _), files in groups.items():
             chosen = alike(files)
