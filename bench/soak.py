@@ -79,11 +79,10 @@ def soak(
     with World(seed) as world:
         one = Drill(world, Random(seed), world.yesterday(24))
         one.starts_stream()
-        until(lambda: world.unread() == 0, 300)
-        one.settles()  # yesterday's events came too late for the live views
         console.print("an hour of the past comes first, so that the last hour is as full in the first minute as in the last")
         world.past(rate, 3600)
         until(lambda: world.unread() < CAUGHT_UP * rate, 900)
+        one.settles()  # yesterday's events came too late for the live views; a part of the hour may be yesterday's
         for declared in CATALOG.names:
             DeltaTable(lake.table(world.settings, CATALOG[declared]).path).alter.set_table_properties(HISTORY)
         producer = world.traffic(rate - RATE, minutes * 60 + 3600)
