@@ -981,21 +981,30 @@ def replay(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     Ctrl-C ends it with the letter it is at, a second one at once. Cut off in between, one may come twice; its id is the same, and
     it is said once. Raises `ConnectionError`, `TopicMissing`.
     """
-    with kafka.noted_interrupts() as pressed:
-        for letter in letters:
-            headers = {"kept": letter.kept} if letter.kept else {}
-            write(settings, NOTIFY, Event(letter.value, headers=headers), pressed)
-            write(settings, DEAD_LETTERS, Event(None, key=letter.key), pressed)
-            if pressed():
-                raise KeyboardInterrupt
-    return len(letters)
+
+    def again(letter: DeadLetter) -> Event:
+        return Event(letter.value, headers={"kept": letter.kept} if letter.kept else {})
+
+    return written(settings, letters, lambda letter: [(NOTIFY, again(letter)), (DEAD_LETTERS, taken_out(letter))])
 
 
 def drop(settings: Settings, letters: Sequence[DeadLetter]) -> int:
     """Take dead letters out without saying them. Returns how many. Raises `ConnectionError`, `TopicMissing`."""
+    return written(settings, letters, lambda letter: [(DEAD_LETTERS, taken_out(letter))])
+
+
+def taken_out(letter: DeadLetter) -> Event:
+    return Event(None, key=letter.key)
+
+
+def written(
+    settings: Settings, letters: Sequence[DeadLetter], events: Callable[[DeadLetter], Sequence[tuple[Any, Event]]]
+) -> int:
+    """Send each letter's events, in order, up to the letter at which Ctrl-C comes. Returns how many letters."""
     with kafka.noted_interrupts() as pressed:
         for letter in letters:
-            write(settings, DEAD_LETTERS, Event(None, key=letter.key), pressed)
+            for topic, event in events(letter):
+                write(settings, topic, event, pressed)
             if pressed():
                 raise KeyboardInterrupt
     return len(letters)
