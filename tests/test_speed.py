@@ -155,7 +155,7 @@ def test_what_was_missed_of_a_view_is_computed_in_pieces_that_the_driver_takes(s
     stream: Any = SimpleNamespace(computed=computed, remember_computed=computed.update, skipped={last_hour.name})
     stream.catalog = SimpleNamespace(views={last_hour.name: last_hour})
     refresher.stream, refresher.views, refresher.lanes, refresher.places = stream, [last_hour], 1, [{}]
-    refresher.seen, refresher.upto, refresher.known, refresher.versions = {}, {}, {}, {}
+    refresher.seen, refresher.upto, refresher.known, refresher.versions, refresher.told = {}, {}, {}, {}, {}
     refresher.due = {last_hour.name: SimpleNamespace(rest=lambda *_: None, seconds=5)}  # type: ignore[dict-item]
     refresher.answers, refresher.zone, refresher.rest = large, UTC, 1  # type: ignore[method-assign,assignment]
     refresher.swap = lambda view, rows, *span: swapped.append(span[:2])  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ def test_what_was_missed_of_a_view_is_computed_in_pieces_that_the_driver_takes(s
             refresher.sweep(last_hour, last_hour.shortcut, last_hour.refresh, END, 7)
     else:
         until = END
-        refresher.refresh({last_hour.name: speed.Span(since, until, STEP, END, 7, END, [])})
+        refresher.refresh({last_hour.name: speed.Span(since, until, STEP, END, 7, END, [], since)})
     assert [swapped[0][0], *(end for _, end in swapped)] == [*(start for start, _ in swapped), until]
     assert swapped[0][0] == since
     assert all(start.minute == 0 for start, _ in swapped)
@@ -314,9 +314,9 @@ def test_views_that_went_together_go_together_again(monkeypatch: pytest.MonkeyPa
     refresher: Any = object.__new__(speed.Refresher)
     refresher.stream, refresher.views, refresher.rounds, refresher.lanes, refresher.places = stream, views, [views], 1, [{}]
     refresher.rest, refresher.due = speed.REST, {v.name: speed.Due("30 seconds") for v in views}
-    refresher.seen, refresher.upto, refresher.known, refresher.versions = {}, {}, {}, {}
+    refresher.seen, refresher.upto, refresher.known, refresher.versions, refresher.told = {}, {}, {}, {}, {}
     refresher.answers = refresher.swap = lambda *_: None
-    span = speed.Span(END - HOUR, END, HOUR, END, 7, datetime.now(UTC), [])
+    span = speed.Span(END - HOUR, END, HOUR, END, 7, datetime.now(UTC), [], END - HOUR)
     refresher.span = lambda view, *now: span if refresher.due[view.name](*now) else None
     jobs: list[list[str]] = []
 

@@ -1699,8 +1699,7 @@ class Refresher:
         first = spans.keys() - self.seen.keys()
         for name, pieces in found.items():
             span = spans[name]
-            if span.told:
-                self.told[name] = span.told
+            self.told[name] = span.told
             for since, until, rows in pieces:
                 self.swap(views[name], rows, since, until, span.part if span.part < HOUR else None)
             self.seen[name], self.upto[name], self.known[name], self.versions[name] = span.at, span.seq, span.looking, span.others
@@ -1955,7 +1954,7 @@ class Span:
     seq: int
     looking: datetime
     others: list[int]
-    told: datetime | None = None
+    told: datetime
 
     @property
     def come(self) -> datetime:
