@@ -969,6 +969,11 @@ class Run:
         resumable = self.state == "running" or (self.kind == "replay" and self.state == "failed")
         return self.state == "staged" or (resumable and young)
 
+    @property
+    def visible(self) -> bool:
+        """Whether readers see a table of it, be the rest held back, or its record cut off."""
+        return any(said.get("published") for said in self.tables.values())
+
     def publishable(self, since: datetime) -> bool:
         """Whether something of it may be published yet: undecided, or published in part or taken back, touched after `since`.
 
@@ -1128,11 +1133,11 @@ def reopened(settings: Settings, since: datetime) -> date | None:
     return date.fromisoformat(min(found)) if found else None
 
 
-def parting(settings: Settings, stream: str | None = None) -> list[int]:
-    """The pins, of one stream or of all, across which no file is merged: of each run of which something may be published yet. A
-    file on both sides of one could not be replaced."""
+def parting(settings: Settings, stream: str | None = None, known: Iterable[Run] | None = None) -> list[int]:
+    """The pins, of one stream or of all, across which no file is merged: of each run (`known`, or all there are) of which
+    something may be published yet. A file on both sides of one could not be replaced."""
     since = datetime.now(UTC) - duration(settings.rollback_for)
-    waiting = (run for run in runs(settings) if run.publishable(since))
+    waiting = (run for run in (runs(settings) if known is None else known) if run.publishable(since))
     return sorted({p.seq for run in waiting for name, p in run.pins.items() if stream in (None, name)})
 
 
@@ -1299,6 +1304,11 @@ def empties(table: Table, run: str) -> bool:
     return (table.appended(f"{EMPTIES}{run}") or 0) % 2 == 1
 
 
+def stands(table: Table, run: str) -> bool:
+    """Whether a table has what a run has published."""
+    return any(f.run == run for f in table.files()) or empties(table, run)
+
+
 def publishing(settings: Settings, run_id: str) -> FileLock:
     """Held by whoever publishes a run, takes it back or drops it: all write its record. Raises `KeyError` for an unknown run."""
     from filelock import FileLock
@@ -1310,7 +1320,7 @@ def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
     """Mark the tables that a publication has swapped in, and was killed before it said so: they name files of the run."""
     for declared in catalog.derived:
         said, one = run.tables.get(declared.name), table(settings, declared)
-        if said is not None and one.exists and (any(f.run == run.id for f in one.files()) or empties(one, run.id)):
+        if said is not None and one.exists and stands(one, run.id):
             said.setdefault("published", datetime.now(UTC).isoformat())
 
 
@@ -1342,9 +1352,7 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
             )
     files = table.files()
     held = {f.path for f in files}
-    if (any(f.run == run.id for f in files) or empties(table, run.id)) and not (
-        note := replaced_note(settings, run.id, table)
-    ).exists():
+    if stands(table, run.id) and not (note := replaced_note(settings, run.id, table)).exists():
         raise LakeError(
             f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back "
             f"from a copy of the lake, or settle the days again: {run.anew}"
@@ -1405,11 +1413,12 @@ def compact(
 
     fewer = 0
     with pinning(settings):
-        pins, before = parting(settings), dict[date, set[int]]()
-        for run in runs(settings) if table.name.startswith("log/") else ():
-            for settled in run.days if any(said.get("published") for said in run.tables.values()) else ():
-                following = before.setdefault(date.fromisoformat(settled) + timedelta(days=1), set())
-                following |= {pin.seq for pin in run.pins.values()}
+        known, before = runs(settings), dict[date, set[int]]()
+        pins = parting(settings, known=known)
+        for run in (r for r in known if r.visible and table.name.startswith("log/")):
+            for settled in run.days:
+                following = date.fromisoformat(settled) + timedelta(days=1)
+                before.setdefault(following, set()).update(pin.seq for pin in run.pins.values())
         groups: dict[tuple[str, date, int], list[File]] = {}
         left = vectored(table, table.delta())
         for file in table.files():
@@ -1536,7 +1545,7 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
     with publishing(settings, run.id):
         run = run_of(settings, run.id)
         note_published(settings, catalog, run)
-        if run.published or any(t.get("published") for t in run.tables.values()):
+        if run.published or run.visible:
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
         try:
             with FileLock(settings.lake_path / "runs" / f".{run.id}.lease", timeout=0):  # nor may anybody begin meanwhile

@@ -210,7 +210,10 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         pins = pinned(settings, catalog)
         found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
         at_work = {date.fromisoformat(d) for r in lake.runs(settings) if r.undecided for d in r.days}
-        newest, nights = newest_pins(settings, catalog), {*missed(settings, catalog), *at_work, last, last + timedelta(days=1)}
+        newest, nights = (
+            pins_of(newest_runs(catalog, lake.runs(settings))),
+            {*missed(settings, catalog), *at_work, last, last + timedelta(days=1)},
+        )
         live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
         for name, rejects in found.items():
             looking, waiting = (days_looking(settings, catalog, catalog.topics[name], of) for of in (newest, live))
@@ -539,7 +542,9 @@ def stale(settings: Settings, catalog: Catalog) -> list[date]:
     day has read of a view's earlier days has seen no more than they had, however new its own pin (`overtaken`).
     Without the days that a log no longer holds, of whatever table: a night settles all.
     """
-    newest, rests, found = newest_pins(settings, catalog), overtaken(settings, catalog), set[date]()
+    known, found = lake.runs(settings), set[date]()
+    published = newest_runs(catalog, known)
+    newest, rests = pins_of(published), overtaken(settings, catalog, known, published)
     since, _ = held_from(settings, catalog, catalog.names)
     for topic in catalog.topics.values():
         table, looking = lake.table(settings, topic), days_looking(settings, catalog, topic, newest, rests)
@@ -585,28 +590,36 @@ def unread_span(table: lake.Table, file: lake.File, topic: Topic, pins: Mapping[
 def unread_by_duckdb(table: lake.Table, file: lake.File, read: Mapping[str, int]) -> tuple[int, Any, Any]:
     """How many accepted records of a log's file lie past what is read, by partition, and the first and the last of their times
     where these are a column. Raises `QueryError` for a table that DuckDB does not read."""
-    import duckdb
-
-    query.refuse_unreadable(table.name, table.delta())
-    types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}
     times = {f.name: query.duckdb_type(table.name, lake.kind(f)) for f in table.delta().schema().fields if f.name == table.time}
     column = f'log."{table.time}"' if times else "NULL"
     upto = ", ".join(f"({int(p)}, {int(until)})" for p, until in read.items())
     asked = f"""
         SELECT count(*) AS count, min(moment) AS low, max(moment) AS high
         FROM (
-            SELECT log.kafka.partition AS part, log.kafka."offset" AS place, {column} AS moment
-            FROM {query.parquet([table.path / file.path], types | times)} AS log WHERE reject IS NULL
+            SELECT log.kafka.partition AS part, log.kafka."offset" AS place, {column} AS moment FROM {{log}} WHERE reject IS NULL
         )
         LEFT JOIN (VALUES {upto}) AS pins(part, until) USING (part) WHERE place >= coalesce(until, 0)"""
+    (found,) = of_log_by_duckdb(table, [file], asked, times)
+    return found["count"], found["low"], found["high"]
+
+
+def of_log_by_duckdb(
+    table: lake.Table, files: Sequence[lake.File], asked: str, more: Mapping[str, str] | None = None
+) -> list[Row]:
+    """The answer to a query of `{log}`: `kafka` and `reject` of some files of a log, and `more` columns by their types. Instants
+    are UTC. Raises `QueryError` for a table that DuckDB does not read."""
+    import duckdb
+
+    query.refuse_unreadable(table.name, table.delta())
+    types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}  # else all is read that Kafka had
+    rows = query.parquet((table.path / f.path for f in files), {**types, **(more or {})})
     with duckdb.connect() as db:
         query.bounded(db)
         try:
             db.execute("SET TimeZone = 'UTC'")
-            (found,) = db.sql(asked).to_arrow_table().to_pylist()
+            return db.sql(asked.replace("{log}", f"{rows} AS log")).to_arrow_table().to_pylist()
         except duckdb.Error as error:
             raise query.QueryError(f"{table.name} cannot be read: {error}") from None
-    return found["count"], found["low"], found["high"]
 
 
 Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
@@ -638,9 +651,7 @@ def days_looking(
     return looking
 
 
-def newest_pins(settings: Settings, catalog: Catalog) -> Pinned:
-    """What was published of each table, as `newest_runs` says."""
-    newest = newest_runs(catalog, lake.runs(settings))
+def pins_of(newest: Mapping[str, Mapping[date, Run]]) -> Pinned:
     return {name: {d: run.pins for d, run in days.items()} for name, days in newest.items()}
 
 
@@ -651,21 +662,20 @@ def newest_runs(catalog: Catalog, runs: Sequence[Run]) -> dict[str, dict[date, R
     """
     newest: dict[str, dict[date, Run]] = {d.name: {} for d in catalog.derived}
     for run in runs:  # oldest first, and none is published over a greater pin
-        if any(said.get("published") for said in run.tables.values()):
+        if run.visible:
             for name in newest.keys() & run.tables.keys():
                 if run.tables[name].get("published") or run.held_back(name):
                     newest[name] |= {date.fromisoformat(d): run for d in run.days}
     return newest
 
 
-def overtaken(settings: Settings, catalog: Catalog) -> Rests:
-    """The days of views that have read earlier days of a view which were published after their run had begun.
+def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest: Mapping[str, Mapping[date, Run]]) -> Rests:
+    """The days of views that have read earlier days of a view which were published after their run, of the `newest`, had begun.
 
     Outside its run's days a view reads of another what is published by then, or live rows where nothing is. None looks ahead at
     a view.
     """
-    runs, found = lake.runs(settings), Rests()
-    newest = newest_runs(catalog, runs)
+    found = Rests()
     for view in catalog.views.values():
         looking, publications = compare.rows_looking(settings, catalog, view), dict[date, list[tuple[str, Run]]]()
         for run in runs:
@@ -688,7 +698,7 @@ def missed(settings: Settings, catalog: Catalog) -> list[date]:
     was away at night. What lies before the first is left to a person, as are days so old that the records of their runs have
     expired, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
-    whole = [run for run in runs if not run.only and any(said.get("published") for said in run.tables.values())]
+    whole = [run for run in runs if not run.only and run.visible]
     first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
     taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
     held = {*days_held(settings, catalog, catalog.derived)}
@@ -728,7 +738,7 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
 def refuse_code_since(settings: Settings, catalog: Catalog, run: Run) -> None:
     """Of a replay that waited while code was changed the rows would stand among rows of other code. One that has begun to be
     published is finished all the same."""
-    if any(said.get("published") for said in run.tables.values()):
+    if run.visible:
         return
     computed = dict(item.split(":") for item in run.code.split(",") if item)
     for rollup in catalog.rollups.values():
@@ -903,11 +913,6 @@ def counted(spark: SparkSession, table: lake.Table, files: Sequence[lake.File], 
 
 def counted_by_duckdb(table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]]) -> list[Row]:
     """`counted`. Raises `QueryError` for a table that DuckDB does not read."""
-    import duckdb
-
-    query.refuse_unreadable(table.name, table.delta())
-    types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}  # else all is read that Kafka had
-    rows = query.parquet((table.path / f.path for f in files), types)
     within = ", ".join(f"({int(p)}, {int(since)}, {int(until)})" for p, (since, until) in spans.items())
     asked = f"""
         SELECT part AS partition, min(low) AS low, max(high) AS high, sum(accepted)::BIGINT AS accepted,
@@ -915,16 +920,11 @@ def counted_by_duckdb(table: lake.Table, files: Sequence[lake.File], spans: Mapp
         FROM (
             SELECT part, place >> 6 AS word, min(place) AS low, max(place) AS high, count_if(reject IS NULL) AS accepted,
                    count_if(reject IS NOT NULL) AS rejected, bit_or(1::UBIGINT << (place & 63)::UBIGINT) AS bits
-            FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {rows} AS log)
+            FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
             JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
             WHERE place >= since AND place < until GROUP BY ALL
         ) GROUP BY ALL"""
-    with duckdb.connect() as db:
-        query.bounded(db)
-        try:
-            return db.sql(asked).to_arrow_table().to_pylist()
-        except duckdb.Error as error:
-            raise query.QueryError(f"{table.name} cannot be read: {error}") from None
+    return of_log_by_duckdb(table, files, asked)
 
 
 class Settling:
@@ -1704,7 +1704,7 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
     with lake.publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
         lake.note_published(settings, catalog, run)
-        if run.state not in ("published", "rolled back") and not any(t.get("published") for t in run.tables.values()):
+        if run.state not in ("published", "rolled back") and not run.visible:
             raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
         done = []
         swapped = [d for d in reversed(catalog.derived) if run.tables.get(d.name, {}).get("published")]
