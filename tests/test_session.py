@@ -165,13 +165,24 @@ def test_sets_of_many_groups_are_not_in_memory_at_once_and_a_full_heap_is_told_i
 
 KILLED = """
 import os, signal, threading
+from contextlib import suppress
+from pathlib import Path
 from tidemark import speed
 from tidemark.session import ended, session
 from tidemark.settings import Settings
 
+def states():
+    found = set()
+    for task in Path(f"/proc/{java}/task").glob("*/stat"):
+        with suppress(OSError):  # a thread that has just ended
+            found.add(task.read_text().rpartition(")")[2].split()[0])
+    return found
+
 spark = session(Settings(), "killed")
 java = spark._jvm.java.lang.ProcessHandle.current().pid()
 os.kill(java, signal.SIGSTOP)
+while states() != {"T"}:
+    pass  # else a thread of it may read the call yet
 threading.Timer(5, os.kill, (java, signal.SIGKILL)).start()
 try:
     spark.range(1).count()
