@@ -448,7 +448,8 @@ class Stream:
             mine = (t for t in given if t in self.tables and lake.reader(self.settings, self.catalog.topics[t]) == self.name)
             held = [*topics, *mine]
             done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
-            known |= {t: {**known.get(t, start.get(t, {})), **parts} for t, parts in done.items()}
+            read = self.starts_of_all() | known  # a topic that is taken over may have a partition more since, as one's own may
+            known |= {t: {**read.get(t, start.get(t, {})), **parts} for t, parts in done.items()}
             lost = self.lost(known, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -466,13 +467,25 @@ class Stream:
         log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
 
-    def ids_read(self) -> dict[str, str]:
-        """Kafka's own id of each topic as whichever stream began with it last has read it; what was set aside tells too."""
-        told: list[tuple[int, dict[str, str]]] = []
+    def told_by_all(self, what: str) -> list[dict[str, Any]]:
+        """One field of each generation, of this lake's streams and of those set aside, as they were written."""
+        told: list[tuple[int, dict[str, Any]]] = []
         for file in self.settings.checkpoints.glob("*/tidemark.json"):
             with suppress(OSError, ValueError):  # another stream may set its own aside just now
-                told.append((file.stat().st_mtime_ns, json.loads(file.read_text())["topic_ids"]))
-        return {topic: one for _, ids in sorted(told, key=lambda pair: pair[0]) for topic, one in ids.items()}
+                told.append((file.stat().st_mtime_ns, json.loads(file.read_text())[what]))
+        return [one for _, one in sorted(told, key=lambda pair: pair[0])]
+
+    def ids_read(self) -> dict[str, str]:
+        """Kafka's own id of each topic as whichever stream began with it last has read it."""
+        return {topic: one for ids in self.told_by_all("topic_ids") for topic, one in ids.items()}
+
+    def starts_of_all(self) -> dict[str, dict[str, int]]:
+        """Where reading of each partition has begun last, whichever stream did; one that was added since is not there."""
+        found: dict[str, dict[str, int]] = {}
+        for start in self.told_by_all("start"):
+            for topic, parts in start.items():
+                found[topic] = found.get(topic, {}) | parts
+        return found
 
     def refuse_created_again(self, ids: Mapping[str, str], known: Mapping[str, str]) -> None:
         """Raises `SpeedError` where one of these topics, by Kafka's own id, is not the one that was read."""

@@ -271,10 +271,11 @@ def test_topic_that_is_added_is_read_from_the_first_offset_that_kafka_still_hold
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("reader", ["main", "second"], ids=["by its stream", "by who takes the topic over"])
 def test_first_records_of_an_added_partition_are_lost_where_kafka_deleted_them_before_they_were_read(
-    house: Homes, run: Any
+    reader: str, house: Homes, run: Any
 ) -> None:
-    talk = Talk(house(), "talk_that_grows_late", partitions=1)
+    talk = Talk(house(), f"talk_that_grows_late_{reader}", partitions=1)
     talk.send("a")
     stream = run(talk.settings, talk.arguments)
     stream.until(lambda: talk.names() == ["a"])
@@ -284,8 +285,8 @@ def test_first_records_of_an_added_partition_are_lost_where_kafka_deleted_them_b
     talk.send(*(f"n{n}" for n in range(20)))
     talk.delete({1: 2})
     with pytest.raises(speed.SpeedError, match=rf"topic {talk.topic}, partition 1, offsets 0 to 1\. .* --accept-loss"):
-        speed.run(talk.settings, talk.catalog)
-    stream = run(talk.settings, talk.arguments, accept_loss=True)
+        speed.run(talk.settings, talk.catalog, reader, only=[talk.topic])
+    stream = run(talk.settings, talk.arguments, stream=reader, only=[talk.topic], accept_loss=True)
     stream.until(lambda: len(talk.names()) == 21 - 2 and talk.whole())
     stream.drains()
     assert [r[:3] for r in talk.ledger('"partition", from_offset, until_offset, gap') if r[3]] == [(1, 0, 2)]
