@@ -315,12 +315,13 @@ def test_the_last_instant_of_the_calendar_is_found_by_every_reader(table, spark)
     assert seen.to_table(filter=pc.field("pane") >= pa.scalar(last, pa.timestamp("us", "UTC"))).num_rows == 1
 
 
-LONG, SOME = "é" * 40 + "x", datetime(2025, 1, 1, 12, 0, 0, 1500, tzinfo=UTC)
+LONG, LAST, SOME = "é" * 40 + "x", "\U0010ffff" * 50, datetime(2025, 1, 1, 12, 0, 0, 1500, tzinfo=UTC)
 #  a file for each: of everyday values with a null in each column, of none but nulls, of values at the ends
 KINDS: dict[str, tuple[pa.DataType, list[list[Any]]]] = {
     "n": (pa.int64(), [[3, 7, None], [None], [-(2**63), 2**63 - 1]]),
     "small": (pa.int16(), [[3, 7, None], [None], [-(2**15), 2**15 - 1]]),
     "page": (pa.string(), [["/3", "/7", None], [None], [LONG, "x" * 5_000]]),
+    "word": (pa.string(), [["\U00020bb7野家", "a", None], [None], ["田\U00020bb7", LAST]]),
     "share": (pa.float64(), [[3.0, 7.5, None], [None], [math.nan, -math.inf]]),
     "ok": (pa.bool_(), [[True, True, None], [None], [False, True]]),
     "paid": (pa.decimal128(38, 2), [[Decimal("3.00"), Decimal("7.05"), None], [None], [Decimal(10**35) + Decimal("0.07"), 0]]),
@@ -335,6 +336,7 @@ KINDS: dict[str, tuple[pa.DataType, list[list[Any]]]] = {
 ASKED = (
     *(f"{column} {is_}" for column in KINDS for is_ in ("IS NULL", "IS NOT NULL")),
     *("n = 3", "n > 7", "n < 0", "small > 7", "page = '/7'", f"page = '{LONG}'", "page > 'x'", "share = 7.5", "share < 0"),
+    *("word = '\U00020bb7野家'", "word = '田\U00020bb7'", "word > '\U00020bb7'", f"word = '{LAST}'"),
     *("ok = true", "ok = false", "paid = 7.05", "paid > 99999999999999999999999999999999999.05", "born > DATE '2025-01-05'"),
     *("born < DATE '1900-01-01'", "born = DATE '9999-12-31'", "place.offset = 7", "place.offset > 7"),
     *(

@@ -600,8 +600,13 @@ def within(said: dict[str, Any], structs: Iterable[str]) -> dict[str, Any]:
 
 def as_object(said: Mapping[str, Any]) -> str:
     """Texts that are JSON already, as an object: of a DECIMAL Python would not write every digit."""
-    members = (f"{json.dumps(name)}: {of if isinstance(of, str) else as_object(of)}" for name, of in said.items())
+    members = (f"{as_text(name)}: {of if isinstance(of, str) else as_object(of)}" for name, of in said.items())
     return f"{{{', '.join(members)}}}"
+
+
+def as_text(value: str) -> str:
+    """As JSON, every sign as itself: of two escapes that are one sign, as 𠮷 would be, delta-rs 1.6.6 makes another."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def bound(value: Any, above: bool = False) -> str:
@@ -622,7 +627,9 @@ def bound(value: Any, above: bool = False) -> str:
         case date():
             return json.dumps(str(value))
         case str() if len(value) > 32:
-            return json.dumps(value[:32] + ("\U0010ffff" * 8 if above else ""))
+            return as_text(max(value, value[:32] + "\U0010ffff" * 8) if above else value[:32])
+        case str():
+            return as_text(value)
         case _:
             return json.dumps(value)
 
