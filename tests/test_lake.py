@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -257,6 +258,19 @@ def test_a_batch_of_two_days_has_a_file_in_each(table):
     lake.append(table, Batch("main", 0, 0), lake.write_arrow(table, "live/main-0-0-abc", both))
     assert sorted((f.day, f.rows) for f in table.files()) == [(DAY, 1), (NEXT, 1)]
     assert numbers(table) == [1, 2]
+
+
+def test_a_table_that_another_process_makes_at_the_same_moment_is_there(settings, monkeypatch):
+    """Of three, delta-rs 1.6.6 tells the last a conflict."""
+    table, create = Table(settings.lake_path, "rollups/contended", "pane"), DeltaTable.create
+
+    def outrun(*said: Any, **named: Any) -> None:
+        create(*said, **named)
+        raise CommitFailedError("Protocol changed since last commit")
+
+    monkeypatch.setattr(DeltaTable, "create", outrun)
+    table.create(SCHEMA, "of two")
+    assert table.exists and table.delta().metadata().description == "of two"
 
 
 def test_a_file_bounded_by_dates_may_hold_every_row():

@@ -233,14 +233,14 @@ class Table:
         from deltalake import DeltaTable, Schema
 
         wanted = Schema.from_json(schema.json())
-        if not self.exists:
-            DeltaTable.create(
-                self.path, wanted, mode="ignore", partition_by=["day"], configuration=CONFIGURATION, description=comment or None
-            )
-        # Streams and runs that start at once on changed code all come here: whoever is second looks again.
+        made: dict[str, Any] = {"partition_by": ["day"], "configuration": CONFIGURATION, "description": comment or None}
+        # Streams and runs that start at once on a new lake, or on changed code, all come here: whoever is second looks again.
         for attempt in anew():
-            with attempt, self.still() as delta:
-                self.widen(delta, wanted)
+            with attempt:
+                if not self.exists:
+                    DeltaTable.create(self.path, wanted, mode="ignore", **made)
+                with self.still() as delta:
+                    self.widen(delta, wanted)
 
     def widen(self, delta: DeltaTable, wanted: Schema) -> None:
         """Give the table the columns that it lacks and the comments that differ; `create` says what is refused."""
