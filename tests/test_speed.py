@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -33,7 +34,7 @@ WRITTEN = END - timedelta(hours=9)
         # The hours since hold nothing, and left no file to tell that they were swept.
         (END - timedelta(hours=1), WRITTEN, END - timedelta(hours=1)),
         (None, None, datetime(2026, 11, 19, 14, tzinfo=UTC)),
-        (END - timedelta(days=2), WRITTEN, datetime(2026, 11, 19, 14, tzinfo=UTC)),
+        (END - timedelta(days=2), WRITTEN, datetime(2026, 11, 18, 16, tzinfo=UTC)),
     ],
     ids=["behind what is written", "where it ended", "nothing is known", "away for days"],
 )
@@ -43,7 +44,7 @@ def test_a_sweep_goes_on_after_a_start(ended: datetime | None, written: datetime
         computed={last_hour.name: ended} if ended else {}, tables={last_hour.name: SimpleNamespace(files=lambda: files)}
     )
     refresher = object.__new__(speed.Refresher)
-    refresher.stream = stream
+    refresher.stream, refresher.zone = stream, ZoneInfo("Asia/Shanghai")
     assert refresher.swept_before(last_hour, END, STEP) == on
 
 

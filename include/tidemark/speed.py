@@ -1578,13 +1578,16 @@ class Refresher:
         self.seen[view.name], self.upto[view.name] = at, seq
 
     def swept_before(self, view: View, end: datetime, step: timedelta) -> datetime:
-        """Where the sweep goes on after a start: where it ended, or behind what it has written, if that was within a day; else at
-        the hour. Hours that hold nothing leave no file to tell that they were swept."""
+        """Where the sweep goes on after a start: where it ended, or behind what it has written; if that was a day ago, at
+        midnight, since the night brings what is older. Of a view that is new, at the hour. Hours that hold nothing leave no file
+        to tell that they were swept."""
         if (since := self.stream.computed.get(view.name)) is None:
             files = self.stream.tables[view.name].files()
             highs = [lake.comparable(f.high, end) for f in files if f.span and f.span["mark"] == "all" and f.high is not None]
-            since = max(highs, default=EARLIEST) + step
-        return since if end - since < timedelta(days=1) else floor(end, HOUR)
+            since = max(highs) + step if highs else floor(end, HOUR)
+        if end - since >= timedelta(days=1):
+            since = max(since, midnight(end.astimezone(self.zone).date(), self.zone))
+        return since
 
     def filled_from(self, view: View, shortcut: Shortcut, since: datetime, end: datetime) -> datetime:
         """From where on up to `end` there is anything to sweep, or was: between old data and what comes now may lie years."""
