@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -506,6 +507,17 @@ def test_of_what_a_view_is_computed_besides_nobody_is_told(
     refresher.untouched = lambda view, at: False
     span = refresher.span(jumps)
     assert (span.since, span.told) == (since, told)
+
+
+def test_the_mark_that_is_being_filled_is_left_to_the_live_way() -> None:
+    """The full way takes its time: the live way has written that mark whole by then."""
+    assert last_hour.shortcut
+    marks = replace(last_hour)
+    object.__setattr__(marks, "shortcut", replace(last_hour.shortcut, coarse=False))
+    refresher, _ = sweeper(TODAY)
+    refresher.seen, refresher.live, refresher.reopened = {}, {marks.name}, lambda _: None
+    refresher.stream.stream_time, refresher.stream.ended_at = END + timedelta(seconds=2), None
+    assert refresher.span(marks).until == END + STEP
 
 
 def test_a_new_key_from_before_anybody_is_told_is_written_and_not_announced(settings: Settings) -> None:

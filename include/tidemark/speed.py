@@ -1666,7 +1666,8 @@ class Refresher:
             return None
         dates = view.time == "day"
         step = duration(view.shortcut.step) if view.shortcut else timedelta(0)
-        until = floor(at, step) + 2 * step if step else at + timedelta(microseconds=1)
+        # The mark that is being filled is left to the short way, which has written it whole by the time that this is computed.
+        until = floor(at, step) + step if step else at + timedelta(microseconds=1)
         last = self.seen.get(view.name)
         before = last or self.stream.computed.get(view.name) or self.stream.ended_at or at
         # What a view reads may be a live view that is behind it: then it is computed again once that one has caught up, and
