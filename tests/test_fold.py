@@ -260,7 +260,7 @@ def test_accept_late_counts_back_from_kafkas_timestamp(spark):
 
 def test_a_text_that_is_no_event_time_is_a_reject(spark):
     topic = Topic("t", key="at", partitions=1, schema="at STRING NOT NULL", event_time="at")
-    assert reasons(spark, topic, [event(), event(at="yesterday")]) == [None, "no event time"]
+    assert reasons(spark, topic, [event(), event(at="yesterday")]) == [None, f"no event time by {topic.event_time}"]
 
 
 def test_time_is_judged_by_kafkas_timestamp_and_never_by_the_clock(spark):

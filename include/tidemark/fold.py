@@ -188,7 +188,7 @@ def timed(topic: Topic, problems: list[Expression]) -> tuple[Step, ...]:
     problems = [
         *problems,
         F.when((seen <= first) | (seen >= last), "Kafka's timestamp is beyond the calendar"),
-        F.when(at.isNull(), "no event time"),
+        F.when(at.isNull(), f"no event time by {topic.event_time}"),
         F.when(at < F.lit(f"{OLDEST} 00:00:00Z").cast("timestamp"), "event time is before the year 2000"),
         F.when(at > seen + interval(AHEAD), f"event time is more than {AHEAD} after Kafka's timestamp"),
     ]
