@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -161,7 +162,10 @@ def test_wrong_word_is_one_sentence_and_exit_code_2(run, words, says):
 @pytest.mark.parametrize("words", ["topics", "dead-letters"])
 def test_group_of_commands_alone_shows_its_help_and_that_one_is_missing(run, words):
     ended = run(words)
-    assert (ended.exit_code, ended.stderr) == (2, "tidemark: a command is missing (tidemark --help shows what there is)\n")
+    assert (ended.exit_code, ended.stderr) == (
+        2,
+        f"tidemark: a command is missing (tidemark {words} --help shows what there is)\n",
+    )
     assert f"Usage: tidemark {words}" in ended.stdout
 
 
@@ -231,6 +235,16 @@ def test_broker_that_is_away_is_one_sentence_and_exit_code_1(run, port, words, m
     ended = run(*words)
     assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith(f"tidemark: no Kafka broker answers at 127.0.0.1:{port}")
+
+
+def test_events_for_a_broker_that_is_away_end_with_the_sentence_of_every_command(run, port, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "PATIENCE", 0.1)
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+    monkeypatch.setattr(kafka, "produce", lambda *_, **__: kafka.Delivery(1, 0, 1, ["Local: Message timed out"]))
+    (tmp_path / "f.jsonl").write_text('{"event_id": "e1"}\n')
+    ended = run("produce", "page_views", "--file", str(tmp_path / "f.jsonl"))
+    assert (ended.exit_code, ended.stdout) == (1, "0 delivered, 1 failed\n")
+    assert ended.stderr.splitlines()[-1].startswith(f"tidemark: no Kafka broker answers at 127.0.0.1:{port}")
 
 
 def test_process_of_another_user_is_one_sentence_and_exit_code_1(run, config, monkeypatch):
@@ -315,6 +329,38 @@ def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
         raise run("runs").exception
 
 
+def test_wrong_option_names_the_help_of_its_command(run):
+    assert run("produce", "page_views", "--sample", "--rate", "-1").stderr.endswith(
+        "(tidemark produce --help shows what there is)\n"
+    )
+
+
+MISTAKES = {
+    "a bracket": ("TOPIC = Topic(\n", 1, "SyntaxError: '(' was never closed"),
+    "an argument": (
+        'from tidemark.model import Topic\n\nTOPIC = Topic("made", partitions=1)\n',
+        3,
+        "TypeError: Topic.__init__()",
+    ),
+    "an import": ("import tidemark\nfrom tidemark.functions import nothing\n", 2, "ImportError: cannot import name 'nothing'"),
+}
+
+
+@pytest.mark.parametrize(("source", "line", "why"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_in_a_pipeline_is_one_sentence_with_its_place(tmp_path, environment, source, line, why):
+    """In a copy of the code, whose list of pipelines has one more."""
+    copy = tmp_path / "tidemark"
+    shutil.copytree(Path(cli.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "pipelines" / "mine.py").write_text(source)
+    listed = copy / "pipelines" / "__init__.py"
+    listed.write_text(listed.read_text().replace("import alarms,", "import mine, alarms,"))
+    command = [sys.executable, "-m", "tidemark", "produce", "page_views", "--sample"]
+    path = os.environ | environment | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert ended.stderr.startswith(f"tidemark: {copy / 'pipelines' / 'mine.py'}:{line}: {why}")
+
+
 # ---- help
 
 
@@ -357,7 +403,7 @@ def test_query_in_a_pipe_is_tabs_and_says_what_was_cut_on_stderr(run):
 
 def test_query_over_its_time_ends_with_one_sentence(run):
     ended = run("query", "SELECT sum(a.range * b.range % 7) FROM range(10000000) a, range(10000000) b", "--seconds", "0.2")
-    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
 
 
 def test_rejects_are_listed_with_reason_and_bytes(run, config):
@@ -754,6 +800,15 @@ def test_file_of_which_kafka_takes_no_more_does_not_count_as_sent(run, tmp_path,
     ended = run("produce", "page_views", "--file", str(tmp_path / "f.jsonl"))
     assert (ended.exit_code, ended.stdout) == (1, "1 delivered, 0 failed\n")
     assert "cannot be used: it does not accept the user" in ended.stderr
+
+
+def test_nothing_behind_the_end_of_a_topic_says_where_that_is(run, monkeypatch):
+    monkeypatch.setattr(cli, "with_broker", lambda: None)
+    monkeypatch.setattr(kafka, "consume", lambda *_, **__: iter(()))
+    monkeypatch.setattr(kafka, "offsets", lambda *_: {"notify": {0: 3, 1: 0}})
+    ended = run("consume", "notify", "--from", "9999999")
+    assert (ended.exit_code, ended.stdout) == (0, "")
+    assert ended.stderr == "tidemark: topic notify holds nothing from 9999999 on; its partitions end: 0 at 3, 1 at 0\n"
 
 
 def test_pipe_is_produced_as_a_file_is(tmp_path):

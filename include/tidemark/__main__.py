@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 FAILED, WRONG, HELD, INTERRUPTED = 1, 2, 75, 130
 CODES = {
     "QueryError": WRONG,
+    "QueryStopped": FAILED,
     "DeclarationError": WRONG,
     "RobotWrong": WRONG,
     "TopicMissing": WRONG,
@@ -82,7 +84,8 @@ def ending(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, Wrong | Failed):
         return WRONG if isinstance(error, Wrong) else FAILED, one_line(str(error))
     if hasattr(error, "format_message"):  # of the command-line library: an unknown option, a missing argument
-        return WRONG, one_line(f"{error.format_message() or 'a command is missing'} (tidemark --help shows what there is)")
+        asked = getattr(getattr(error, "ctx", None), "command_path", "tidemark")
+        return WRONG, one_line(f"{error.format_message() or 'a command is missing'} ({asked} --help shows what there is)")
     if isinstance(error, ValidationError) and error.title == "Settings":
         first = error.errors()[0]
         sentence = first["msg"].removeprefix("Value error, ")
@@ -182,9 +185,25 @@ def settings() -> Settings:
 
 
 def catalog() -> Catalog:
-    from tidemark.pipelines import CATALOG
-
+    """What the pipelines declare. A mistake of Python in one of their files is `Wrong`, with its place."""
+    try:
+        from tidemark.pipelines import CATALOG
+    except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
+        if (where := written(error)) is None:
+            raise
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise Wrong(f"{where}: {type(error).__name__}: {said}") from error
     return CATALOG
+
+
+def written(error: Exception) -> str | None:
+    """The file and line of a pipeline in which Python found it; None where it found it elsewhere."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    folder = Path(__file__).with_name("pipelines")
+    own = [f"{file}:{line}" for file, line in places if Path(file).parent == folder and Path(file).name != "__init__.py"]
+    return own[-1] if own else None
 
 
 def every_topic() -> list[Topic]:
@@ -207,8 +226,9 @@ def with_broker() -> Settings:
     return config
 
 
-def topic_named(name: str) -> Topic:
-    topics = catalog().topics
+def topic_named(name: str, topics: Mapping[str, Topic] | None = None) -> Topic:
+    """A topic of the pipelines, or of these."""
+    topics = catalog().topics if topics is None else topics
     if name not in topics:
         raise Wrong(f"there is no topic {name}; there are {', '.join(sorted(topics))}")
     return topics[name]
@@ -560,7 +580,8 @@ def produce(
     """
     from tidemark import kafka
 
-    declared = [topic_named(name) for name in topics]
+    there = {topic.name: topic for topic in every_topic()}
+    declared = [topic_named(name, there) for name in topics]
     if sample == (file is not None):
         raise Wrong("say either --file F.jsonl or --sample")
     if not sample and (day is not None or count):
@@ -595,6 +616,8 @@ def produce(
         for reason in delivery.errors:
             typer.echo(f"tidemark: {name}: {one_line(reason)}", err=True)
     if not all(delivery.complete for delivery in found.values()):
+        if not any(delivery.delivered or delivery.refused for delivery in found.values()):
+            kafka.wait(config, PATIENCE)  # a broker that is away is told, with the way out
         raise typer.Exit(FAILED)
     if any(delivery.interrupted for delivery in found.values()):
         raise typer.Exit(INTERRUPTED)
@@ -682,7 +705,9 @@ def consume(
     topic: OneTopic,
     start: Annotated[
         str,
-        typer.Option("--from", help="earliest, an offset, an instant like 2026-11-19T12:00Z, or latest, which goes on for ever."),
+        typer.Option(
+            "--from", help="earliest, an offset, an instant like 2026-11-19T12:00Z (UTC without a zone), or latest, for ever."
+        ),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on for ever, as records come.")] = False,
@@ -695,15 +720,19 @@ def consume(
     from tidemark import kafka
     from tidemark.watch import visible
 
-    declared, at = topic_named(topic), place(start)
-    shown = visible if sys.stdout.isatty() else str
-    for record in kafka.consume(with_broker(), declared.name, at, limit=limit, follow=follow or at == "latest"):
+    declared, at = topic_named(topic, {t.name: t for t in every_topic()}), place(start)
+    shown, config, record = visible if sys.stdout.isatty() else str, with_broker(), None
+    for record in kafka.consume(config, declared.name, at, limit=limit, follow=follow or at == "latest"):
         if json_:
             typer.echo(json.dumps(record, default=plain, ensure_ascii=False))
         else:
             said = ("∅" if b is None else b.decode("utf-8", "backslashreplace") for b in (record.key, record.value))
             key, value = map(shown, said)
             typer.echo(f"{record.partition}/{record.offset}  {record.timestamp:%Y-%m-%d %H:%M:%S.%f}  {key}  {value}")
+    if record is None:
+        ends = kafka.offsets(config, [topic], "latest")[topic]
+        at_ends = ", ".join(f"{p} at {end}" for p, end in sorted(ends.items()))
+        typer.echo(f"tidemark: topic {topic} holds nothing from {start} on; its partitions end: {at_ends}", err=True)
 
 
 def place(text: str, option: str = "--from") -> Any:

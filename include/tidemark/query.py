@@ -55,6 +55,10 @@ class QueryError(ValueError):
     """A query is refused, wrong or too long; one sentence says which and what would do."""
 
 
+class QueryStopped(QueryError):
+    """It took longer than it was given, or more memory."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The rows of a query, in DuckDB's order. `types` are DuckDB's names, `elapsed` is in seconds.
@@ -145,12 +149,12 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
     try:
         description, found = asking.answer(seconds)
     except (duckdb.InterruptException, TimeoutError):
-        raise QueryError(
+        raise QueryStopped(
             f"the query took longer than {seconds:g} seconds and was stopped; ask for fewer days "
             "(day is the partition), or give it longer with --seconds"
         ) from None
     except (duckdb.OutOfMemoryException, MemoryError):
-        raise QueryError(f"the query needs more than {MEMORY} of memory; ask for fewer days or columns") from None
+        raise QueryStopped(f"the query needs more than {MEMORY} of memory; ask for fewer days or columns") from None
     except duckdb.Error as error:
         raise QueryError(sentence(str(error), known)) from None
     except (OverflowError, ValueError) as error:
