@@ -1079,6 +1079,37 @@ def lasts(prices):
     return prices.groupBy(F.date_trunc("hour", "at").alias("hour")).agg(F.max("at").alias("last"))
 
 
+LASTS = catalog([type("lasts", (), {"prices": PRICES, "lasts": lasts})])
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the pin", "after the pin"])
+def test_run_over_rejects_that_are_accepted_from_a_log_that_someone_optimized_is_published_where_that_was_before_its_pin(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """The rollup gets their rows in a file whose name tells no batch either."""
+    last = settle.yesterday(settings)
+    begins, _ = settle.period(settings, last)
+    wrong = "at: wanted DATE, found string"
+    for n in (5, 6):
+        log = logged(settings, spark, PRICES, [(0, n, begins)], reject=wrong, folder=f"live/main-{n}-{n}-x")
+    outer = lake.table(settings, lasts)
+    outer.create(fold.schema_of(fold.nothing(spark, "hour TIMESTAMP, last TIMESTAMP, day DATE")))
+    before = datetime.now(UTC).isoformat()
+    assert log.delta().optimize.compact()["numFilesRemoved"] == 2
+    taken = before if after else datetime.now(UTC).isoformat()
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 6, READ, taken)})
+    monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    run = settle.settle_rejects(settings, LASTS, "a date is an instant")
+    assert run is not None and run.days == [str(last)]
+    (mended,) = outer.files()
+    lake.stage(outer, run.id, lake.read(spark, outer))
+    with pytest.raises(lake.LakeError, match="written by someone else after the pin") if after else nullcontext():
+        lake.publish(settings, outer, run, [last], ["main"], {}, False)
+    (found,) = outer.files()
+    assert (found.path == mended.path, found.run) == ((True, None) if after else (False, run.id))
+
+
 UNLIKE = """
     SELECT day FROM {batch} FULL JOIN (SELECT day, count(*) AS rolled FROM lasts GROUP BY day) USING (day)
     WHERE hours IS DISTINCT FROM rolled"""

@@ -528,8 +528,9 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
     return adds
 
 
-def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = WRITING) -> list[Any]:
-    """Write a large result from the executors. Returns the add actions; readers see nothing yet. VACUUM spares it for `ahead`."""
+def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = WRITING, modified: int | None = None) -> list[Any]:
+    """Write a large result from the executors. Returns the add actions, as `add_action` gives them; readers see nothing yet.
+    VACUUM spares it for `ahead`."""
     hidden = (table.path / folder).with_name(f"_{Path(folder).name}")
     rows.write.partitionBy("day").option("compression", "zstd").option("maxRecordsPerFile", 5_000_000).parquet(str(hidden))
     for path in hidden.glob("day=*/*.parquet"):
@@ -540,7 +541,7 @@ def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = W
         day = path.parent.name.removeprefix("day=")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
             raise ValueError(f"table {table.name}: a row has no {table.time or 'time'}, so it belongs to no day")
-        adds.append(add_action(table, path, date.fromisoformat(day)))
+        adds.append(add_action(table, path, date.fromisoformat(day), modified))
     return adds
 
 

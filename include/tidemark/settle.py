@@ -318,6 +318,8 @@ def mend(
         else f"mended/{uuid.uuid4().hex[:8]}"
     )
     said = {"rejects judged again": topic.name}
+    # Where no name tells the batch `publish` asks when a file is of: what these rows hold was in the log by then.
+    since = max(f.modified for f in files)
     for rollup in catalog.rollups.values():
         if topic.name not in {t.name for t in rollup.topics.values()}:
             continue
@@ -325,7 +327,7 @@ def mend(
         events = {
             p: fold.accepted(t, accepted) if t.name == topic.name else fold.empty(spark, t) for p, t in rollup.topics.items()
         }
-        adds = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1))
+        adds = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1), modified=since)
         lake.swap(outer, [], adds, said)
     columns = [f.name for f in table.delta().schema().fields]
     whole = rows.where(F.col("reject").isNull()).select(*columns).unionByName(again.select(*columns)).coalesce(1)
