@@ -1435,6 +1435,21 @@ def test_expired_days_leave_the_table(table):
     assert lake.expire(table, NEXT) == 0
 
 
+#   batches 0 and 1 of the log are old; the ledger has so many of them
+@pytest.mark.parametrize(("entered", "left"), [(0, [0, 1, 2]), (1, [1, 2]), (2, [2])])
+def test_batch_that_is_not_in_the_ledger_yet_does_not_expire(settings: Any, table: Table, entered: int, left: list[int]) -> None:
+    """Its stream was killed in it, and goes on from the log."""
+    ledger = Table(settings.lake_path, "ledger", "pane")
+    ledger.create(SCHEMA)
+    for seq in range(3):
+        put(table, seq, seq, at=NOON + timedelta(days=seq // 2))
+    for seq in range(entered):
+        put(ledger, seq, seq)
+    put(ledger, 7, 7, stream="other")
+    assert lake.expire(table, NEXT, ledger) == 3 - len(left)
+    assert numbers(table) == left
+
+
 def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings):
     from tidemark.model import Topic, catalog
 

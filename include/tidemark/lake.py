@@ -1502,13 +1502,22 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
     return gone
 
 
-def expire(table: Table, before: date) -> int:
-    """Take the days before `before` out of a table, in one commit; returns how many files. VACUUM or `sweep` deletes them."""
+def expire(table: Table, before: date, ledger: Table | None = None) -> int:
+    """Take the days before `before` out of a table, in one commit; returns how many files. VACUUM or `sweep` deletes them.
 
+    Of a log, with the `ledger` that tells of it, a batch that is not entered yet waits for the next time: its stream, which is at
+    it or was killed in it, rolls it from the log.
+    """
     gone: list[File] = []
 
+    def begun(file: File) -> bool:
+        if ledger is None or not file.live:
+            return False
+        entered = ledger.appended(file.live["stream"])
+        return entered is None or int(file.live["hi"]) > entered
+
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
-        gone[:] = [f for f in table.files() if f.day and f.day < before]
+        gone[:] = [f for f in table.files() if f.day and f.day < before and not begun(f)]
         return (list(map(remove_action, gone)), {"expired before": str(before)}) if gone else None
 
     return len(gone) if table.exists and commit(table, decide) is not None else 0
@@ -1522,14 +1531,15 @@ def kept_from(settings: Settings, topic: Topic, now: datetime | None = None) -> 
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
     """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
     beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells. What a run
-    that is at work may read yet waits for the next time: it would stage what has expired meanwhile as empty days."""
+    that is at work may read yet waits for the next time: it would stage what has expired meanwhile as empty days. So does a
+    batch that is not in the ledger yet."""
     now = now or datetime.now(UTC)
     limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
     known, folder = runs(settings), settings.lake_path / "runs"
     if not any(run.undecided and run.state != "staged" for run in known):
         for topic in catalog.topics.values():
             if topic.keep:
-                expire(table(settings, topic), kept_from(settings, topic, now))
+                expire(table(settings, topic), kept_from(settings, topic, now), ledger(settings))
         if all(keeps):
             expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
     expire(verdicts(settings), limit.date())

@@ -1003,8 +1003,10 @@ class Stream:
             self.admin = self.admin or kafka.connected(self.settings)
             held_now = kafka.topic_ids_held(self.settings, judged, self.admin)
             self.refuse_created_again(held_now, self.generation.topic_ids)
+            # Killed behind the ledger: it was explained then, and of the log days may have expired since.
+            entered = again and self.ledger.appended(self.name) == seq
             for name, (files, counted) in read.items():
-                counts += self.explained(self.mine.topics[name], counted, offsets[name])
+                counts += counted if entered else self.explained(self.mine.topics[name], counted, offsets[name])
                 lake.append(self.tables[name], batch, files)
                 self.remember_low(name, seq, files)
                 lake.failpoint("between")

@@ -50,8 +50,8 @@ class Talk:
     def arguments(self) -> dict[str, Any]:
         return {"topic": self.topic, **self.changes}
 
-    def send(self, *names: str) -> None:
-        events = [{"name": name, "said_at": NOW.isoformat()} for name in names]
+    def send(self, *names: str, ago: timedelta = timedelta()) -> None:
+        events = [{"name": name, "said_at": (NOW - ago).isoformat()} for name in names]
         assert kafka.produce(self.settings, self.catalog[self.topic], events).complete  # type: ignore[arg-type]
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -153,6 +153,24 @@ def test_transactions_leave_gaps_that_the_ledger_explains_and_aborted_records_ou
     assert (records, rejects, gaps, offsets) == (5, 0, 8, 13)
     assert why == "transaction markers and aborted records"
     assert talk.replayed(spark) == 5
+
+
+@pytest.mark.parametrize("point", ["between", "done"])
+def test_stream_that_was_killed_in_a_batch_goes_on_though_a_day_of_it_has_expired_since(
+    house: Homes, run: Any, spark: SparkSession, point: str
+) -> None:
+    talk = Talk(house(), f"talk_that_expires_{point}", partitions=1, keep="2 days")
+    checkpoint = lake.Checkpoint.of(talk.settings, "main")
+    talk.send("a", ago=timedelta(days=4))
+    talk.send("b")
+    run(talk.settings, talk.arguments, failpoint=point).dies()
+    lake.expire_all(talk.settings, talk.catalog)
+    stream = run(talk.settings, talk.arguments)
+    stream.until(lambda: talk.whole() and checkpoint.newest("commits") == checkpoint.newest("offsets"))
+    stream.drains()
+    assert talk.ledger("sum(records), sum(gaps)") == [(2, 0)] and talk.counted(spark) == 2
+    lake.expire_all(talk.settings, talk.catalog)
+    assert talk.names() == ["b"]
 
 
 @pytest.mark.long
