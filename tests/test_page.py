@@ -304,7 +304,8 @@ def test_the_last_marks_are_shown_once_the_stream_has_fallen_silent(opened, tmp_
     assert shown == [[0, 5], [0, 5, 10]]
 
 
-def test_a_stream_is_its_state_its_progress_and_its_last_batches(client):
+def test_a_stream_is_its_state_its_progress_and_its_last_batches(client, filled):
+    page_lake.beat(filled[0], datetime.now(UTC))
     found, other = answer(client, "streams")["streams"]
     assert (other["name"], other["state"]) == ("alarms", "not started")
     assert (found["name"], found["state"], found["progress"]["lag"]) == ("main", "running", 12)
