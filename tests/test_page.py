@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from page_lake import HOSTILE
 
-from tidemark import lake
+from tidemark import lake, local
 from tidemark.settings import Settings
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
@@ -507,8 +507,8 @@ def test_answers_are_json_that_no_browser_takes_for_markup(client, path):
 
 def test_half_a_surrogate_pair_is_answered(opened, tmp_path):
     settings = Settings(_env_file=None, home=tmp_path)
-    lake.save(settings, lake.Run("r1", "staged", [], "half \ud83d", datetime.now(UTC).isoformat(), "0"))
-    assert b"half \\ud83d" in opened(settings).get("/runs").content
+    local.want(settings, "main", "running", "half \ud83d", "admin")
+    assert b"half \\ud83d" in opened(settings).get("/streams").content
 
 
 def test_the_page_never_parses_text():

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from deltalake import DeltaTable, Schema
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
-from tidemark import lake, quality
+from tidemark import lake, quality, settle
 from tidemark import report as engine
 from tidemark.model import Catalog, Live, Topic, View
 from tidemark.pipelines import CATALOG
@@ -252,6 +253,21 @@ def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, f
     assert re.findall(r'class="state[^"]*">(.*?)</span>', text) == [state]
     assert re.findall(r"</h1>\s*<p>(.*?)</p>", text)[0].startswith(says)
     assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
+
+
+def test_a_reason_that_is_no_utf_8_is_kept_and_shown_as_text(settings):
+    reason = os.fsdecode(b"h\xfcbsch")  # as Python has it from a command line
+    save(settings, "old", [DAY], reason=reason)
+    assert "h?bsch" in report(settings, CATALOG, DAY).read_text()
+    listed = CliRunner().invoke(cli.app, ["runs"], env={"TIDEMARK_HOME": str(settings.home)})
+    assert (listed.exit_code, "h?bsch" in listed.stdout) == (0, True)
+
+    failed = save(settings, "failed", [DAY], tables={"daily_traffic": {"gate": "failed", "failed": ["c"], "reasons": ["c"]}})
+    settle.take_over(settings, failed, ["c"], reason)
+    settle.rollback(settings, CATALOG, "old", reason)
+    new = settle.new_run(settings, "settle", [DAY], reason, {})
+    assert (new.reason, failed.tables["daily_traffic"]["forced"]["reason"]) == ("h?bsch", "h?bsch")
+    assert b'"note": "h?bsch"' in (settings.lake_path / "runs/old.json").read_bytes()
 
 
 def test_a_run_that_was_killed_is_not_at_work_any_more(settings):

@@ -1056,6 +1056,11 @@ def whole_or_nothing(path: Path, text: str, kept: bool = False) -> None:
         part.unlink(missing_ok=True)
 
 
+def plain(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def run_of(settings: Settings, name: str) -> Run:
     """A run's record. Raises `KeyError` with a sentence that says how to list them."""
     path = next((p for p in records(settings) if p.name == f"{name}.json"), None)  # a name may be none that a file can have
@@ -1066,7 +1071,10 @@ def run_of(settings: Settings, name: str) -> Run:
 
 def as_run(path: Path) -> Run:
     try:
-        said = json.loads(path.read_text())
+        text = path.read_text()
+        said = json.loads(text)
+        if "\\ud" in text:  # a record from before `plain` may have half a surrogate pair in its reason
+            said = json.loads(plain(json.dumps(said, ensure_ascii=False)))
     except ValueError as error:
         raise LakeError(
             f"{path} is damaged, it holds no run ({error}). Put it back from a copy of the lake, or move it away: what the run "

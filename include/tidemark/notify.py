@@ -137,7 +137,7 @@ def notify(settings: Settings, what: What, title: str, text: str, **fields: Any)
             tell(said["title"], what=said["what"], text=said["text"], fields=said["fields"])
             if settings.told:
                 lines = [said["text"], *(f"{name}: {value}" for name, value in said["fields"].items())]
-                one, title, content = str(uuid.uuid4()), plain(said["title"]), plain("\n".join(filter(None, lines)))
+                one, title, content = str(uuid.uuid4()), lake.plain(said["title"]), lake.plain("\n".join(filter(None, lines)))
                 send(settings, [Message(id=one, platform=p, title=title, content=content) for p in settings.told])
     except Exception as error:
         with suppress(Exception):  # a log whose stream is closed raises too
@@ -175,7 +175,7 @@ def announced(settings: Settings, view: View, rows: Iterable[Mapping[str, Any]])
     found = []
     for row in rows:
         key = json.dumps([instant(row[c]) for c in view.key], default=str, separators=(",", ":"))
-        title, content, link = (plain(filled(template, row)) for template in (said.title, said.content, said.link))
+        title, content, link = (lake.plain(filled(template, row)) for template in (said.title, said.content, said.link))
         one = Message(
             id=f"{view.name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}",
             platform="",
@@ -207,11 +207,6 @@ def keep(settings: Settings, message: Message) -> Path:
     path = folder / f"{name}.json"
     lake.whole_or_nothing(path, message.model_dump_json())
     return path
-
-
-def plain(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def append(path: Path, line: str) -> None:

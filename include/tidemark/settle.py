@@ -395,7 +395,7 @@ def new_run(
         id=name or f"{kind}-{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}",
         state="running",
         days=[str(d) for d in days],
-        reason=reason,
+        reason=lake.plain(reason),
         created=now.isoformat(),
         version=__version__,
         pins=pins,
@@ -1585,7 +1585,7 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
         # What could not be asked, or raised, has no answer that a person could take upon themselves.
         if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
             taken += [] if said.get("forced") else [name]
-            said["forced"] = {"checks": failed, "reason": reason}
+            said["forced"] = {"checks": failed, "reason": lake.plain(reason)}
     lake.save(settings, run)
     return taken
 
@@ -1710,6 +1710,7 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
             raise SettleError(f"run {run_id} is {run.state}, so there is nothing to take back")
         done = []
         swapped = [d for d in reversed(catalog.derived) if run.tables.get(d.name, {}).get("published")]
+        reason = lake.plain(reason)
         said = {"rollback": run.id, "days": run.days, "reason": reason}
         for declared in swapped:
             lake.refuse_rollback(settings, lake.table(settings, declared), run, run.days_of(declared))
