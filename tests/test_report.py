@@ -702,6 +702,15 @@ def test_stream_is_shown_as_it_said_last(settings):
         assert f"main has set page_panes aside: {EVIL}; " in says(page, "The stream now")
 
 
+def test_stream_that_stands_still_is_behind_by_records_and_no_time(settings):
+    folder = settings.state / "main"
+    folder.mkdir(parents=True)
+    progress = {"lag": 5_000_000, "records_per_second": 100.0, "stream_time": None}
+    (folder / "progress.json").write_text(json.dumps(progress))
+    (folder / "heartbeat.json").write_text(json.dumps({"state": "failed", "pid": 1, "at": datetime.now(UTC).isoformat()}))
+    assert rows(report(settings, CATALOG, DAY), "The stream now")[0][:4] == ["main", "failed", "5,000,000", "–"]
+
+
 @pytest.mark.parametrize(("seconds", "state"), [(60, "starting"), (180, "silent")])
 def test_stream_that_starts_is_silent_after_two_minutes(settings, seconds, state):
     (settings.state / "main").mkdir(parents=True)

@@ -669,7 +669,8 @@ def streams(settings: Settings, catalog: Catalog) -> Section:
         ill += [f"{name} is {state}"] if state != "running" else []
         ill += [f"{name} has set {rollup} aside: {why}" for rollup, why in aside.items()]
         lag, time_ = progress.get("lag"), progress.get("stream_time")
-        behind = length(local.behind(settings, name)) if lag is not None else "–"
+        runs = lag is not None and beat.get("state") == "running"  # one that has ended has no rate
+        behind = length(local.behind(settings, name)) if runs else "–"
         if tile is None or state != "running":
             tile = Tile(f"Stream {name} now", f"{number(lag)} behind", [state], state != "running")
         rows.append((name, state, number(lag), behind, instant(time_), instant(heard)))
