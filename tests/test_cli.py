@@ -1062,6 +1062,15 @@ def test_screen_shows_a_page_as_it_was_sent_and_obeys_none():
     assert all(page in file.getvalue() for page in ("/a[/]", "/users/[id]", r"/\x1b]52;c;eA==\x07\x9b2J"))
 
 
+def test_no_page_and_no_error_hides_how_the_stream_is():
+    pages = (("/" + "a" * 8000, 5, 1), ("/b\n" * 60, 4, 1))
+    streams = {"main": {"heartbeat": {"state": "failed", "at": NOON.isoformat(), "error": "e" * 8000}}}
+    console = Console(width=100, file=(file := io.StringIO()))
+    console.print(watch.screen(watch.Sight(((NOON, 9, 2),), pages, streams=streams), NOON))
+    assert len(file.getvalue().splitlines()) <= 30
+    assert "stream main: failed" in file.getvalue() and r"/b\n/b\n" in file.getvalue()
+
+
 def test_note_without_a_terminal_is_told_as_it_is(config):
     console = Console(width=100, file=(file := io.StringIO()))
     watch.watch(config, CATALOG, console, notes=lambda: ["failed: [/tmp/x]"], seconds=0.01)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 TRAIL = timedelta(minutes=10)
 TOP = 10
+PAGE, ERROR = 200, 300
+"""The most signs shown of a page's name, of which a line has no room for more, and of a stream's error."""
 VIEWS = ("site_last_hour", "last_hour", "site_daily_traffic")
 """What the screen shows."""
 EVERY = 1.0
@@ -163,11 +165,11 @@ def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> Renderable
         site.add_row("unique visitors", Text(f"{uv:,}", style="bold"), sparkline([t[2] for t in sight.trail], 60))
         parts.append(Panel(site, title=f"last hour at {mark:%H:%M:%S} UTC, {age(mark, now)}", title_align="left"))
         pages = Table(box=None, padding=(0, 2))
-        pages.add_column("page")
+        pages.add_column("page", no_wrap=True, overflow="ellipsis")
         pages.add_column("page views", justify="right")
         pages.add_column("unique visitors", justify="right")
         for page, views, visitors in sight.pages:
-            pages.add_row(Text(visible(page)), f"{views:,}", f"{visitors:,}")
+            pages.add_row(Text(visible(page[:PAGE]).replace("\n", r"\n").replace("\t", r"\t")), f"{views:,}", f"{visitors:,}")
         parts.append(pages)
     else:
         parts.append(Text("waiting for the first rows"))
@@ -196,7 +198,7 @@ def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
         state = f"silent since {age(datetime.fromisoformat(beat['at']), now).removesuffix(' ago')}"
     words = [f"stream {name}: {state}"]
     if beat.get("error"):
-        words.append(visible(beat["error"].splitlines()[0]))
+        words.append(visible(beat["error"].splitlines()[0][:ERROR]))
     if progress:
         at = progress["stream_time"] and datetime.fromisoformat(progress["stream_time"])
         words += [
