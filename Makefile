@@ -28,7 +28,9 @@ demo: jars  ## broker, stream, sample traffic, yesterday settled, the last hour 
 clean-demo: install  ## forget what the demo kept
 	@if $(RUN)/python -c 'from tidemark.settings import Settings as S; raise SystemExit(not (S().state / "demo.json").exists())'; then \
 		$(RUN)/tidemark down; fi
-	@$(RUN)/python -c 'from tidemark import local, settings; print(*local.forget(settings.Settings()) or ["no demo has kept anything here"], sep="\n")'
+	@$(RUN)/python -c 'from tidemark import local, settings; s = settings.Settings(); \
+	kept = [f"nothing is forgotten while {it}, of which no demo knows" for it in local.others(s)]; \
+	print(*local.forget(s) or kept or ["no demo has kept anything here"], sep="\n")'
 
 # Three files at a time, since a fifth of their time is waiting, and those that take longest first.
 PYTEST := $(RUN)/pytest -n 3 --dist loadfile --no-loadscope-reorder

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -905,32 +906,52 @@ def test_demo_whose_terminal_is_closed_ends_what_it_started(environment, tmp_pat
         demo.kill()
 
 
-@pytest.mark.parametrize("what", ["a table", "records", "a former demo", "nothing"])
-def test_demo_sends_nothing_into_what_is_somebody_s(config, monkeypatch, what):
-    ends = {"page_views": {0: 0, 1: 7 if what == "records" else 0}}
-
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("log/page_views", "{lake}/log/page_views has records"),
+        ("log/tickets", "{lake}/log/tickets has records"),  # of a pipeline that is not listed any more
+        ("views/tickets_by_day", "{lake}/views/tickets_by_day has records"),
+        ("page_views", "topic page_views at {brokers} has records"),
+        ("quotes", "topic quotes at {brokers} has records"),  # to which the demo would not send
+        ("nothing", ""),
+    ],
+)
+def test_demo_sends_nothing_into_what_is_somebody_s(config, monkeypatch, what, says):
     def offsets(_, names, *rest):
-        if names != ["page_views"]:
+        if names not in (["page_views"], ["quotes"]):
             raise kafka.TopicMissing("no topic")
-        return ends
+        return {names[0]: {0: 0, 1: 7 if names == [what] else 0}}
 
     monkeypatch.setattr(kafka, "offsets", offsets)
-    if what in ("a table", "a former demo"):
-        write(config, "log/page_views", [mark(0, 4, 3)], SITE)
+    if "/" in what:
+        write(config, what, [mark(0, 4, 3)], SITE)
     if what == "nothing":  # as a stream leaves it that has read none
         (config.lake_path / "log").mkdir(parents=True)
         DeltaTable.create(config.lake_path / "log" / "page_views", Schema.from_arrow(SITE))
-    if what == "a former demo":
-        config.state.mkdir(parents=True, exist_ok=True)
-        (config.state / "demo.json").write_text("{}")
     topics = [CATALOG.topics["orders"], CATALOG.topics["page_views"]]
-    if what in ("a table", "records"):
-        with pytest.raises(cli.Failed, match=r"page_views.* has records, of which no demo knows.*TIDEMARK_HOME="):
+    if says:
+        found = re.escape(says.format(lake=config.lake_path, brokers=config.brokers))
+        with pytest.raises(cli.Failed, match=rf"^{found}, of which no demo knows.*TIDEMARK_HOME="):
             cli.refuse_others_home(config, topics)
         assert not (config.state / "demo.json").exists()
     else:
         cli.refuse_others_home(config, topics)
-        assert (config.state / "demo.json").exists()
+        assert json.loads((config.state / "demo.json").read_text()) == {"orders": "", "page_views": ""}
+
+
+def test_demo_goes_on_in_its_home_also_where_it_was_killed_while_it_sent(config, monkeypatch):
+    monkeypatch.setattr(kafka, "offsets", lambda *_: {name: {0: 0} for name in CATALOG.topics})
+    orders, views = CATALOG.topics["orders"], CATALOG.topics["page_views"]
+    cli.refuse_others_home(config, [views])
+    write(config, "log/page_views", [mark(0, 4, 3)], SITE)  # of which its record does not say that they were sent whole
+    cli.refuse_others_home(config, [orders, views])  # a later release sends to more
+    write(config, "log/orders", [mark(0, 4, 3)], SITE)
+    cli.refuse_others_home(config, [orders, views])
+    write(config, "log/tickets", [mark(0, 4, 3)], SITE)
+    with pytest.raises(cli.Failed, match="log/tickets has records, of which no demo knows"):
+        cli.refuse_others_home(config, [orders, views])
+    assert local.forget(config) == []
 
 
 def test_airflow_is_not_started_where_the_demo_ended_while_its_database_was_made(config, monkeypatch):

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Schema, write_deltalake
 from pydantic import SecretStr
 
 from tidemark import __main__ as cli
@@ -315,6 +317,44 @@ def test_what_a_demo_kept_is_forgotten_wherever_it_is_and_nothing_else(settings:
     gone = local.forget(apart)
     assert {apart.lake_path / "views", apart.checkpoints, apart.state, apart.home / "kafka"} == {*gone}
     assert [folder.exists() for folder in (*kept, *others)] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("log/tickets", "{lake}/log/tickets has records"),  # of a pipeline that is not listed any more
+        ("log/orders", "{lake}/log/orders has records"),
+        ("views/payment_days", "{lake}/views/payment_days has records"),
+        ("kafka/data/tickets-2", "topic tickets in {home}/kafka has records"),
+        ("kafka/data/orders-0", "topic orders in {home}/kafka has records"),
+        ("log/page_views", None),
+        ("views/hourly_traffic", None),
+        ("views/hourly_traffic_v0", None),  # of an earlier release's pipeline
+        ("kafka/data/page_views-0", None),
+        ("kafka/data/__consumer_offsets-0", None),
+        ("kafka/data/notify_sent-0", None),
+        ("kafka/data/tickets-0.5f-delete", None),
+        ("empty", None),
+    ],
+)
+def test_home_into_which_others_have_kept_events_beside_a_demo_is_not_forgotten(
+    settings: Settings, what: str, says: str | None
+) -> None:
+    """The demo has sent to page_views alone; and a topic that nobody sent to has an empty segment, and an empty log."""
+    if what.startswith("kafka"):
+        (settings.home / what).mkdir(parents=True)
+        (settings.home / what / "00000000000000000000.log").write_bytes(b"a batch")
+    elif what != "empty":
+        write_deltalake(settings.lake_path / what, pa.table({"id": [1]}))
+    (settings.home / "kafka/data/mine-0").mkdir(parents=True)
+    (settings.home / "kafka/data/mine-0" / "00000000000000000000.log").touch()
+    DeltaTable.create(settings.lake_path / "log" / "mine", Schema.from_arrow(pa.schema([("id", pa.int64())])))
+    settings.state.mkdir(parents=True)
+    (settings.state / "demo.json").write_text('{"page_views": "2026-11-18"}')
+    wanted = [says.format(lake=settings.lake_path, home=settings.home.absolute())] if says else []
+    assert local.others(settings) == wanted
+    assert (local.forget(settings) == []) == bool(says)
+    assert settings.state.exists() == bool(says)
 
 
 def test_what_was_wanted_and_a_power_cut_has_emptied_is_that_the_stream_runs(settings: Settings) -> None:

@@ -1499,31 +1499,32 @@ def undisturbed() -> Iterator[None]:
 
 
 def refuse_others_home(config: Settings, topics: Sequence[Topic]) -> None:
-    """Sample events cannot be told from those that are there, and the end of a demo ends every stream of its home."""
+    """Sample events cannot be told from those that are there, and the end of a demo ends every stream of its home.
+
+    The topics to which it sends are in its record before it does: one that is killed leaves nothing of which no demo knows.
+    """
     from tidemark import kafka, lake, local
 
-    record = config.state / "demo.json"
-    if record.exists():
-        return
-    tables = [lake.table(config, t) for t in topics]
-    found = [f"{table.path} has records" for table in tables if table.exists and table.files()]
-    for topic in topics if not found else ():
+    record, found = config.state / "demo.json", local.others(config)
+    for topic in catalog().topics if not found and not record.exists() else ():
         try:
-            ends = kafka.offsets(config, [topic.name], "latest", 0.5 if local.is_here(config) else kafka.ANSWER)
+            ends = kafka.offsets(config, [topic], "latest", 0.5 if local.is_here(config) else kafka.ANSWER)
         except kafka.TopicMissing:
             continue
         except kafka.BrokerAway:
             break
-        if any(ends[topic.name].values()):
-            found = [f"topic {topic.name} at {config.brokers} has records"]
+        if any(ends[topic].values()):
+            found = [f"topic {topic} at {config.brokers} has records"]
             break
     if found:
         raise Failed(
-            f"{found[0]}, of which no demo knows; its sample events would be counted among yours. Give it a home and a broker of "
-            "its own: TIDEMARK_HOME=~/tidemark-demo TIDEMARK_BROKERS=127.0.0.1:29092 TIDEMARK_CONTROLLER_PORT=29093 make demo"
+            f"{found[0]}, of which no demo knows; its sample events would be counted among yours, and its end would end your "
+            "streams. Give it a home and a broker of its own: "
+            "TIDEMARK_HOME=~/tidemark-demo TIDEMARK_BROKERS=127.0.0.1:29092 TIDEMARK_CONTROLLER_PORT=29093 make demo"
         )
+    sent = json.loads(record.read_text()) if record.exists() else {}
     record.parent.mkdir(parents=True, exist_ok=True)
-    lake.whole_or_nothing(record, "{}")
+    lake.whole_or_nothing(record, json.dumps(dict.fromkeys((t.name for t in topics), "") | sent))
 
 
 def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> str:

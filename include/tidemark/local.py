@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal as signals
 import socket
@@ -27,7 +28,7 @@ from filelock import FileLock, Timeout
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tidemark import kafka, lake
-from tidemark.model import duration
+from tidemark.model import PLATFORM_TOPICS, duration, needed
 from tidemark.session import found_java
 from tidemark.settings import Settings
 
@@ -329,11 +330,37 @@ def stop_all(settings: Settings, patience: float = 60.0) -> list[str]:
     return names
 
 
+def others(settings: Settings) -> list[str]:
+    """What `forget` would delete and no demo has made: tables that have rows, and topics of the embedded broker with records.
+
+    A demo's are the topics that `demo.json` names, and the rollups and views that read one of them, or that nobody declares any
+    more. Where no demo has begun, all is somebody's.
+    """
+    from tidemark.pipelines import CATALOG
+
+    record, broker = settings.state / "demo.json", settings.home.absolute() / "kafka"
+    sent = set(json.loads(record.read_text())) if record.exists() else None
+
+    def somebodys(topics: set[str]) -> bool:
+        return sent is None or (bool(topics) and topics.isdisjoint(sent))
+
+    tables = []
+    for folder in (f for kind in ("log", "rollups", "views") for f in sorted((settings.lake_path / kind).glob("*"))):
+        log_of, name = folder.parent.name == "log", folder.name
+        if somebodys({name} if log_of else needed(CATALOG, [name]) & CATALOG.topics.keys()):
+            tables.append(lake.Table(settings.lake_path, f"{folder.parent.name}/{name}"))
+    partitions = {file.parent.name for file in (broker / "data").glob("*/*.log") if file.stat().st_size}
+    topics = {found[1] for found in map(re.compile(r"(?!__)(.+)-\d+").fullmatch, partitions) if found}
+    return [f"{table.path} has records" for table in tables if table.exists and table.files()] + [
+        f"topic {topic} in {broker} has records" for topic in sorted(topics - {*PLATFORM_TOPICS}) if somebodys({topic})
+    ]
+
+
 def forget(settings: Settings) -> list[Path]:
     """Delete what streams, settlings, the broker and Airflow have kept, wherever the settings have it, and return the folders.
-    The jars stay, and what else is in the lake's folder. Nothing may run any more. Where no demo has begun there is nothing to
-    forget: what is there is somebody's."""
-    if not (settings.state / "demo.json").exists():
+    The jars stay, and what else is in the lake's folder. Nothing may run any more. Where no demo has begun, or `others` have kept
+    something beside it, there is nothing to forget."""
+    if not (settings.state / "demo.json").exists() or others(settings):
         return []
     tables = ("log", "rollups", "views", "ledger", "verdicts", "runs", "reports")
     known = [settings.lake_path / name for name in tables] + [settings.checkpoints, settings.state]
