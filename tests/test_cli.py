@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow as pa
@@ -963,6 +964,59 @@ def test_airflow_is_not_started_where_the_demo_ended_while_its_database_was_made
     monkeypatch.setattr(local, "start", lambda _, name, *rest: began.append(name))
     charge.run()
     assert began == []
+
+
+def test_what_is_started_while_a_demo_ends_ends_when_it_is_told(config):
+    asked = (
+        "import signal; print(*[signal.getsignal(s) is signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)])"
+    )
+    with cli.undisturbed():
+        for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), again)
+        process = local.start(config, "asked", [sys.executable, "-c", asked])
+    local.STARTED[-1].wait(30)
+    assert process.log.read_text() == "False False False\n"
+
+
+@pytest.mark.parametrize("ended", range(5))
+def test_demo_that_ends_starts_no_other_topic_or_stream_any_more(config, monkeypatch, ended):
+    steps, done = ("load", "sample-others", "main", "alarms"), []
+    settling = cli.Settling(config, D19, 1, 1)
+
+    def step(name: str) -> None:
+        done.append(name)
+        if len(done) == ended:
+            settling.ended.set()
+
+    write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE)
+    monkeypatch.setattr(cli, "load", lambda *_: step("load"))
+    monkeypatch.setattr(cli, "send_samples", lambda _, name, *rest, **named: step(name))
+    monkeypatch.setattr(cli, "begin_stream", lambda _, stream: step(stream))
+    monkeypatch.setattr(cli, "wait_read", lambda *_: None)
+    if not ended:
+        settling.ended.set()
+    settling.run()
+    assert tuple(done) == steps[:ended]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_demo_that_ends_settles_no_day_and_waits_for_a_settling_that_begins(config, monkeypatch, ended):
+    settling, waits = cli.Settling(config, D19, 1, 1), []
+
+    def runs(_):
+        if ended:
+            settling.ended.set()
+        return []
+
+    def start(*_):
+        waits.append(not settling.started.is_set())
+        return SimpleNamespace(alive=lambda: False, log="its.log")
+
+    monkeypatch.setattr(settling, "others", lambda: None)
+    monkeypatch.setattr(lake, "runs", runs)
+    monkeypatch.setattr(local, "start", start)
+    settling.run()
+    assert (waits, settling.started.is_set()) == ([] if ended else [True], True)
 
 
 def test_note_of_what_the_demo_has_sent_is_whole_or_as_it_was(config, monkeypatch):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -1489,8 +1490,8 @@ def demo(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C pressed again must not cut the ending short."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """Ctrl-C pressed again must not cut the ending short. Not by `SIG_IGN`: what is started then would ignore its end too."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -1594,7 +1595,7 @@ class Beside(threading.Thread, ABC):
 
     @abstractmethod
     def settles(self) -> None:
-        """Have the day settled."""
+        """Have the day settled, and say `started` once an end need not wait for it."""
 
     def notes(self) -> list[str]:
         return list(self.said)
@@ -1602,7 +1603,6 @@ class Beside(threading.Thread, ABC):
     def run(self) -> None:
         try:
             self.others()
-            self.started.set()
             if not self.ended.is_set():
                 self.settles()
         except (Exception, KeyboardInterrupt) as error:
@@ -1626,10 +1626,15 @@ class Beside(threading.Thread, ABC):
             if self.ended.wait(0.5):
                 return
         self.said.append("the other topics: their yesterday is sent")
-        load(self.config, self.day, others, max(24, self.count // 100))
-        send_samples(self.config, "sample-others", others, self.rate / 20, burst=60)
-        for stream in catalog().streams:
-            begin_stream(self.config, stream)
+        steps: list[Callable[[], object]] = [
+            partial(load, self.config, self.day, others, max(24, self.count // 100)),
+            partial(send_samples, self.config, "sample-others", others, self.rate / 20, burst=60),
+            *(partial(begin_stream, self.config, stream) for stream in catalog().streams),
+        ]
+        for step in steps:
+            if self.ended.is_set():
+                return
+            step()
         self.said[-1] = "the other topics: the streams read their yesterday"
         wait_read(self.config, others, self.ended)
         del self.said[-1]
@@ -1645,6 +1650,7 @@ class Charge(Beside):
         return [*self.said, *(f"{self.day}: run {r.id} is {r.state}" for r in mine[-1:])]
 
     def settles(self) -> None:
+        self.started.set()
         self.said = ["Airflow is starting"]
         try:
             self.said = [f"Airflow: {line}" for line in airflow_up(self.config, self.refuse_ended)]
@@ -1667,10 +1673,13 @@ class Settling(Beside):
         if done:
             self.said.append(f"{self.day} is settled and published already, by run {done.id}")
             return
+        if self.ended.is_set():
+            return
         began = time.monotonic()
         self.said.append(f"settling {self.day}")
         command = [sys.executable, "-m", "tidemark", "settle", "--day", str(self.day), "--reason", "demo"]
         process = local.start(self.config, "settle", command, home(self.config))
+        self.started.set()
         while process.alive():
             time.sleep(0.2)
         staged = next((r for r in lake.runs(self.config) if r.id not in before and r.state == "staged"), None)
