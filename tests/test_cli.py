@@ -27,7 +27,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tidemark import __main__ as cli
-from tidemark import airflow, compare, kafka, lake, local, session, settle, speed, watch
+from tidemark import airflow, compare, kafka, lake, local, pipelines, session, settle, speed, watch
 from tidemark.local import Lease
 from tidemark.model import Catalog, Topic
 from tidemark.pipelines import CATALOG
@@ -939,6 +939,16 @@ def test_demo_sends_nothing_into_what_is_somebody_s(config, monkeypatch, what, s
     else:
         cli.refuse_others_home(config, topics)
         assert json.loads((config.state / "demo.json").read_text()) == {"orders": "", "page_views": ""}
+
+
+def test_demo_without_the_views_that_it_shows_is_refused_before_it_starts_anything(run, config, monkeypatch):
+    views = {name: view for name, view in CATALOG.views.items() if name != "site_last_hour"}
+    monkeypatch.setattr(pipelines, "CATALOG", Catalog(CATALOG.topics, CATALOG.rollups, views))
+    monkeypatch.setattr(cli, "bring_up", lambda *_: pytest.fail("started"))
+    ended = run("demo")
+    assert ended.exit_code == 2
+    assert "tidemark: the demo shows site_last_hour, which no pipeline declares; name traffic in PIPELINES" in ended.stderr
+    assert not config.state.exists()
 
 
 def test_demo_goes_on_in_its_home_also_where_it_was_killed_while_it_sent(config, monkeypatch):

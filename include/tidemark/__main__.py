@@ -1564,6 +1564,11 @@ def samples() -> tuple[list[Topic], list[Topic]]:
     from tidemark.model import needed
     from tidemark.watch import VIEWS
 
+    if lacks := [name for name in VIEWS if name not in catalog().views]:
+        raise Wrong(
+            f"the demo shows {', '.join(lacks)}, which no pipeline declares; name traffic in PIPELINES of "
+            "include/tidemark/pipelines/__init__.py again, or start your own pipelines without a demo: tidemark up"
+        )
     seen = needed(catalog(), VIEWS)
     every = [t for t in catalog().topics.values() if t.sample]
     return [t for t in every if t.name in seen], [t for t in every if t.name not in seen]
