@@ -1042,13 +1042,34 @@ def test_note_of_what_the_demo_has_sent_is_whole_or_as_it_was(config, monkeypatc
 
 # ---- the screen
 
+NONE_RUNS = "waiting for the first rows; no stream runs, start them: tidemark up"
+
 
 def mark(seconds: int, pv: int, uv: int, **more: object) -> dict:
     return {"mark": NOON + dt.timedelta(seconds=seconds), "pv": pv, "uv": uv, "settled": False, **more}
 
 
-def test_screen_waits_for_the_first_rows(run):
-    assert "waiting for the first rows" in run("watch", "--seconds", "0.1").stdout
+@pytest.mark.parametrize(
+    ("state", "seconds", "says"),
+    [
+        ("running", 15, "waiting for the first rows  (stream main: running)"),
+        ("starting", 15, "waiting for the first rows  (stream main: starting)"),
+        ("running", 16, f"{NONE_RUNS}  (stream main: silent since 16 s)"),
+        ("failed", 15, f"{NONE_RUNS}  (stream main: failed)"),
+        (None, 15, f"{NONE_RUNS}  (stream main: not started)"),
+    ],
+)
+def test_screen_that_waits_for_rows_says_how_the_stream_is_and_how_to_start_it(state, seconds, says):
+    status = {"heartbeat": {"state": state, "at": NOON.isoformat()}} if state else {}
+    sight, now = watch.Sight(streams={"main": status}), NOON + dt.timedelta(seconds=seconds)
+    assert watch.line(sight, now) == says
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(watch.screen(sight, now))
+    assert console.export_text().splitlines() == says.removesuffix(")").split("  (")
+
+
+def test_screen_waits_for_the_first_rows_where_nothing_was_ever_started(run):
+    assert f"{NONE_RUNS}  (stream main: not started; stream alarms: not started)" in run("watch", "--seconds", "0.1").stdout
 
 
 def test_screen_shows_the_newest_mark_and_its_pages(config):

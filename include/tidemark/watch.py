@@ -172,7 +172,7 @@ def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> Renderable
             pages.add_row(Text(visible(page[:PAGE]).replace("\n", r"\n").replace("\t", r"\t")), f"{views:,}", f"{visitors:,}")
         parts.append(pages)
     else:
-        parts.append(Text("waiting for the first rows"))
+        parts.append(Text(waiting(sight, now)))
     parts += [Text(stream_line(name, status, now), style="dim") for name, status in sight.streams.items()]
     for n, (day, pv, uv, settled) in enumerate(sight.days[:2]):
         state = "settled" if settled else "live" if n else f"live, {age(sight.written, now)}"
@@ -181,12 +181,19 @@ def screen(sight: Sight, now: datetime, notes: Sequence[str] = ()) -> Renderable
     return Group(*parts)
 
 
+def waiting(sight: Sight, now: datetime) -> str:
+    """What is said while there are no rows, with the way out where no stream runs."""
+    beats = [status.get("heartbeat", {}) for status in sight.streams.values()]
+    runs = any(beat.get("state") in local.ALIVE and not local.silent(beat, now) for beat in beats)
+    return "waiting for the first rows" + ("" if runs else "; no stream runs, start them: tidemark up")
+
+
 def line(sight: Sight, now: datetime) -> str:
     """The sight in one line, for a log."""
-    if not sight.trail:
-        return "waiting for the first rows"
-    mark, pv, uv = sight.trail[-1]
     streams = "; ".join(stream_line(name, status, now) for name, status in sight.streams.items())
+    if not sight.trail:
+        return f"{waiting(sight, now)}  ({streams})"
+    mark, pv, uv = sight.trail[-1]
     return f"{mark:%H:%M:%S} UTC  last hour: {pv:,} page views, {uv:,} unique visitors  ({streams})"
 
 
