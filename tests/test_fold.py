@@ -942,8 +942,8 @@ OLD = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def table_of(spark, topic: Topic, end: datetime, *rows) -> list[tuple]:
-    log = fold.judged(topic, placed(spark, *rows))
-    found = fold.table(topic, fold.changes(topic, log, before(spark, end)))
+    log, period = fold.judged(topic, placed(spark, *rows)), before(spark, end)
+    found = fold.handed_in(topic, log, period, period)
     assert found.columns == [c.name for c in topic.columns]
     return sorted(tuple(r.values())[:2] for r in found.toArrow().to_pylist())
 
@@ -976,6 +976,13 @@ def test_a_table_keeps_what_kafkas_compaction_keeps_also_when_time_runs_otherwis
         (b"bob", user("bob", "moved away", 9), 0, 7),
         (b"bob", user("bob", "moved in", 1), 1, 8),
     ) == [("ann", "last"), ("bob", "moved in")]
+
+
+def test_a_stretch_that_its_producer_sends_again_leaves_the_table_as_it_was(spark):
+    one, two = (f'{{"id": "{i}", "number": 7, "changed_at": "2026-11-18T11:00:0{i}Z"}}'.encode() for i in (1, 2))
+    rows = [(b"7", value, 0, offset) for offset, value in enumerate((one, None, two) * 2)]
+    assert table_of(spark, NUMBERED, NOON + SECOND, *rows[:3]) == [("2", 7)]
+    assert table_of(spark, NUMBERED, NOON + SECOND, *rows) == [("2", 7)]
 
 
 def test_changes_are_every_accepted_record_a_repeat_once_and_each_tombstone(spark):

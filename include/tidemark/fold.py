@@ -363,13 +363,15 @@ def changes(topic: Topic, log: DataFrame, period: DataFrame) -> DataFrame:
     return first.select(*(topic.id if n == topic.id else F.col(f"_first.{n}").alias(n) for n in rows.columns))
 
 
-def table(topic: Topic, changed: DataFrame) -> DataFrame:
-    """A compacted topic as a table: the last row of each key, without the keys whose last record is a tombstone.
+def table(topic: Topic, log: DataFrame, period: DataFrame) -> DataFrame:
+    """A compacted topic as a table at the end of a period: the last row of each key, without the keys whose last record is a
+    tombstone.
 
     The last is the one that Kafka's compaction keeps, the greatest offset of its partition; of a key that has moved to
-    another partition the one that Kafka took last.
+    another partition the one that Kafka took last. A repeat counts as Kafka has it, for a tombstone, which has no `id`, does too.
     """
     assert topic.key
+    changed = changes(replace(topic, id=None), log, period)
     row = F.struct(*(c for c in changed.columns if c != topic.key))
     of_partition = changed.groupBy(topic.key, "kafka.partition").agg(F.max_by(row, "kafka.offset").alias("_row"))
     order = F.struct("_row.kafka.timestamp", "_row.kafka.partition")
@@ -719,7 +721,7 @@ def handed_in(
     if isinstance(source, Changes):
         return changes(source.topic, rows, bounds)
     if isinstance(source, Topic) and source.compacted:
-        return table(source, changes(source, rows, period))
+        return table(source, rows, period)
     if isinstance(source, Topic):
         events = accepted(source, rows).withColumn("_event_time", event_time(source))
         held = within(events, "_event_time", bounds).drop("_event_time")
