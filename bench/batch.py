@@ -47,12 +47,14 @@ def copies(outputs: int) -> Catalog:
     from tidemark.model import rollup
     from tidemark.pipelines.traffic import PAGE_VIEWS
 
+    lengths = [seconds for seconds in range(5, 3600) if 3600 % seconds == 0]
+
     def copy(number: int) -> Any:
         @rollup(
             reads={"views": PAGE_VIEWS}, key=("page", "pane"), time="pane", merge={"views": "distinct", "visitors": "distinct"}
         )
         def panes(views: DataFrame) -> DataFrame:
-            return views.groupBy("page", pane("viewed_at", f"{5 + number} seconds").alias("pane")).agg(
+            return views.groupBy("page", pane("viewed_at", f"{lengths[number]} seconds").alias("pane")).agg(
                 distinct("event_id").alias("views"), distinct("visitor_id").alias("visitors")
             )
 

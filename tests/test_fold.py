@@ -354,6 +354,19 @@ def test_a_pane_begins_at_whole_lengths_since_1970(spark):
     assert panes == [NOON, NOON, NOON + 5 * SECOND]
 
 
+@pytest.mark.parametrize("length", ["0 seconds", "7 minutes", "25 minutes", "50 minutes", "61 minutes", "5 hours", "7 days"])
+def test_a_pane_that_midnight_would_cut_is_refused(length):
+    #   [23:20 ---- 23:45)[23:45 --- | --- 00:10)
+    said = f'pane: a length goes into an hour without rest, or a longer one into a day, not "{length}"'
+    with pytest.raises(DeclarationError, match=f"^{re.escape(said)}$"):
+        functions.pane("at", length)
+
+
+@pytest.mark.parametrize("length", ["1 second", "16 seconds", "20 minutes", "1 hour", "90 minutes", "6 hours", "1 day"])
+def test_a_pane_may_be_any_whole_part_of_an_hour_or_of_a_day(spark, length):
+    functions.pane("at", length)
+
+
 # --------------------------------------------------------------------------------------------------------------- once
 
 

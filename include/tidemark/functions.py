@@ -3,6 +3,7 @@ and the row of a table that was valid at an event's time."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession, Window
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 LG_NOMINAL = 26
+HOUR = timedelta(hours=1)
 
 
 def distinct(column: str | Column) -> Column:
@@ -85,9 +87,14 @@ def how_many(sketch: Column | str) -> Column:
 def pane(column: str, length: str) -> Column:
     """The start of the pane that an instant lies in; panes are `[start, start + length)` counted from 1970-01-01 UTC.
 
-    A rollup's pane that is longer than an hour must lie in one business day: it is settled with that day's events alone.
+    A rollup's day is settled with its own events and those of the hours that its ends cut, so a pane must not cross them. Raises
+    `DeclarationError` for a length that goes neither into an hour without rest nor, where it is longer, into a day. One that is
+    longer than an hour lies in one business day only where midnight is a pane's start, as in UTC each is.
     """
-    seconds = F.lit(int(duration(length).total_seconds()))
+    whole = duration(length, "pane")
+    if not whole or (HOUR if whole <= HOUR else timedelta(days=1)) % whole:
+        raise DeclarationError(f'pane: a length goes into an hour without rest, or a longer one into a day, not "{length}"')
+    seconds = F.lit(int(whole.total_seconds()))
     return F.timestamp_seconds(F.floor(F.unix_seconds(F.col(column)) / seconds) * seconds)
 
 
