@@ -226,9 +226,7 @@ class Stream:
     # ---- start
 
     def run(self, recover: bool, accept_loss: bool) -> None:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signum, lambda *_: self.stopping.set())
+        self.heeds_signals()
         self.wait_for_broker()
         if self.stopping.is_set():
             return
@@ -249,6 +247,12 @@ class Stream:
                 self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
 
+    def heeds_signals(self) -> None:
+        """SIGTERM and Ctrl-C drain the stream."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signum, lambda *_: self.stopping.set())
+
     def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
         """All that the first query needs: a session, the tables, a checkpoint, and of new rollups what the log has."""
         self.spark: SparkSession = session.session(
@@ -257,6 +261,7 @@ class Stream:
             {"spark.scheduler.allocation.file": f"file:{self.pools()}"},
             optimize=bool(self.mine.rollups),
         )
+        self.heeds_signals()  # PySpark has taken Ctrl-C for itself, to cancel what is at work
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
         code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}

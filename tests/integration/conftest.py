@@ -81,9 +81,12 @@ class Process:
         """Wait until SIGKILL, which it sends itself at its failpoint, has ended it."""
         self.ends(-signal.SIGKILL, seconds)
 
-    def drains(self) -> None:
-        """Send SIGTERM and wait until it has ended well."""
-        self.popen.send_signal(signal.SIGTERM)
+    def drains(self, by_terminal: bool = False) -> None:
+        """Send SIGTERM, or what Ctrl-C sends to all that a terminal has started, and wait until it has ended well."""
+        if by_terminal:
+            os.killpg(self.popen.pid, signal.SIGINT)
+        else:
+            self.popen.send_signal(signal.SIGTERM)
         self.ends(0)
 
     def ends(self, code: int, seconds: float = 180) -> None:

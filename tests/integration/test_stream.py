@@ -309,7 +309,7 @@ def test_bad_input_is_in_the_log_with_bytes_and_reason_and_rollups_that_raise_ar
 
     with pytest.raises(local.LeaseHeld, match=f"process {stream.popen.pid} holds .*only one may run"):
         speed.run(sensors.settings, declared(sensors.topic))
-    stream.drains()
+    stream.drains(by_terminal=True)
     assert sensors.group() == {p: max(r["until_offset"] for r in ledger if r["partition"] == p) for p in (0, 1)}
 
 
