@@ -374,7 +374,7 @@ def test_certificate_that_nobody_vouches_for_is_not_taken(world: Platforms) -> N
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [(None, 0), ("7", 7), (" 7 ", 7), ("soon", 0), ("-7", 0), ("", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
+    [(None, 0), ("7", 7), (" 7 ", 7), ("soon", 0), ("-7", 0), ("", 0), ("²", 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
 )
 def test_retry_after_in_either_form(said: str | None, seconds: float) -> None:
     assert notifier.seconds_of(said) == seconds

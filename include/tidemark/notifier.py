@@ -362,7 +362,7 @@ def seconds_of(retry_after: str | None) -> float:
     """How long a `Retry-After` asks for, in either of its forms; 0 for what is neither."""
     if not retry_after:
         return 0.0
-    if retry_after.strip().isdigit():
+    if retry_after.strip().isdecimal():
         return float(retry_after)
     with suppress(ValueError, TypeError):
         return max(0.0, (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds())
