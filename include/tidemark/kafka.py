@@ -887,8 +887,10 @@ class Interrupts:
         """The events; a pipe's next line may never come, and Ctrl-C raises `KeyboardInterrupt` while it is waited for."""
         each = iter(events)
         while True:
-            self.waiting = self.count == 0
+            self.waiting = True  # before the look: no signal falls between
             try:
+                if self.count:
+                    return
                 event = next(each)
             except StopIteration:
                 return
@@ -1192,7 +1194,7 @@ def records(
     consumer = Consumer(
         client_config(settings)
         | {
-            "group.id": "tidemark-consume",  # librdkafka wants one; with assign and without commits Kafka never sees it
+            "group.id": "tidemark-consume",  # librdkafka wants one, and asks who coordinates it; it joins none
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
@@ -1217,7 +1219,7 @@ def records(
             if error is None and (ends is None or offset < ends[partition]):
                 taken += 1
                 yield record(message)
-            elif error is not None and error.code() != KafkaError._PARTITION_EOF and error.code() not in AWAY:
+            elif error is not None and error.code() not in (*AWAY, KafkaError._PARTITION_EOF, *GROUPLESS):
                 raise KafkaException(error)
             if ends is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 silent, reached = 0.0, offset + 1 if error is None else offset
@@ -1228,6 +1230,8 @@ def records(
         consumer.close()
 
 
+GROUPLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED,)
+"""What Kafka may refuse a reader that is in no group, and needs none."""
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 """The first and the last millisecond of the years 1 to 9999, from 1970 on: what Python has of instants."""
 

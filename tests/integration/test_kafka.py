@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise, repeat
@@ -18,7 +18,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 from tidemark import kafka, local
@@ -362,7 +362,36 @@ def test_ctrl_c_ends_the_wait_for_the_next_line(broker: Settings) -> None:
         assert producer.stdout.read() == "2 delivered, 0 failed\n"
 
 
+def test_no_event_is_waited_for_once_ctrl_c_came_between_two() -> None:
+    def events() -> Iterator[bytes]:
+        yield b"1"
+        raise AssertionError("the next one is waited for, and a pipe may never give it")
+
+    pressed = kafka.Interrupts()
+    each = pressed.awaited(events())
+    assert next(each) == b"1"
+    pressed.note(signal.SIGINT, None)
+    assert list(each) == []
+
+
 # ---- offsets and reading
+
+
+def test_reader_in_no_group_needs_no_right_to_one(broker: Settings, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka.apply(broker, [visits(topic_name, partitions=1)])
+    kafka.produce(broker, visits(topic_name, partitions=1), [b"1", b"2"])
+    refused = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+    first = [SimpleNamespace(error=lambda: refused, partition=lambda: None, offset=lambda: None)]
+
+    class Refused(Consumer):
+        """Tells first that who coordinates its group may not be asked."""
+
+        def poll(self, timeout: float = -1) -> Any:
+            return first.pop() if first else super().poll(timeout)
+
+    monkeypatch.setattr(kafka, "Consumer", Refused)
+    assert [record.value for record in kafka.consume(broker, topic_name, "earliest")] == [b"1", b"2"]
+    assert not first
 
 
 def test_offsets_of_an_instant_are_the_first_at_or_after_it(broker: Settings, topic_name: str) -> None:
