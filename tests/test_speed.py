@@ -695,9 +695,11 @@ def test_a_topic_is_known_by_the_id_that_the_stream_had_read_which_began_with_it
         file.write_text(json.dumps({"topic_ids": ids}))
         os.utime(file, (at := 2 if name == newest else 1, at))
     (settings.checkpoints / "third").mkdir()
-    stream = object.__new__(speed.Stream)
-    stream.settings = settings
+    stream, born = object.__new__(speed.Stream), SimpleNamespace(created_time=0)
+    stream.settings, stream.ledger = settings, SimpleNamespace(delta=lambda: SimpleNamespace(metadata=lambda: born))  # type: ignore[assignment]
     assert stream.ids_read() == {"clicks": newest, "views": "v"}
+    born.created_time = 1_500  # of a lake that was begun afresh between the two nothing is told by the older
+    assert stream.ids_read() == read[newest]
 
 
 @view(reads={"clicks": search_clicks}, key=("hour",), time="hour", live=Live("1 minute", "30 minutes"))

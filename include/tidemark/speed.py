@@ -473,12 +473,13 @@ class Stream:
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
 
     def told_by_all(self, what: str) -> list[dict[str, Any]]:
-        """One field of each generation, of this lake's streams and of those set aside, as they were written."""
-        told: list[tuple[int, dict[str, Any]]] = []
+        """One field of each generation, of this lake's streams and of those set aside, as they were written; not of what was set
+        aside before the lake began, whose topics may be others."""
+        told, began = list[tuple[int, dict[str, Any]]](), (self.ledger.delta().metadata().created_time or 0) * 1_000_000
         for file in self.settings.checkpoints.glob("*/tidemark.json"):
             with suppress(OSError, ValueError):  # another stream may set its own aside just now
                 told.append((file.stat().st_mtime_ns, json.loads(file.read_text())[what]))
-        return [one for _, one in sorted(told, key=lambda pair: pair[0])]
+        return [one for at, one in sorted(told, key=lambda pair: pair[0]) if at >= began]
 
     def ids_read(self) -> dict[str, str]:
         """Kafka's own id of each topic as whichever stream began with it last has read it."""
