@@ -224,6 +224,25 @@ def test_content_longer_than_the_platform_takes_is_cut_between_letters(
     assert "KEY" in json.dumps(world.heard[0].body) and "…" in json.dumps(world.heard[0].body, ensure_ascii=False)
 
 
+@pytest.mark.parametrize(("platform", "most"), [("dingtalk", notifier.DING_MOST), ("wecom", 4096)])
+@pytest.mark.parametrize(
+    "words", [CARD | {"kind": "markdown"}, CARD | {"mention": ("erin",)}], ids=["markdown", "card that calls"]
+)
+def test_markdown_that_is_cut_keeps_picture_link_and_names(platform: str, most: int, words: dict[str, Any]) -> None:
+    robot = Robot(platform, SecretStr("https://example.org/hook"))
+    said = notifier.body(robot, message("m1", platform, **words, content="出" * 5_000))["markdown"]
+    text = said["text" if platform == "dingtalk" else "content"]
+    assert f"…\n\n![]({CARD['picture']})\n\n[Late]({CARD['link']})" in text
+    assert len(text.encode()) <= most and ("erin" in text) == ("mention" in words)
+
+
+@pytest.mark.parametrize(("platform", "most"), [("dingtalk", notifier.DING_MOST), ("wecom", 2048)])
+def test_link_that_a_text_has_no_room_for_is_left_out(platform: str, most: int) -> None:
+    robot = Robot(platform, SecretStr("https://example.org/hook"))
+    said = notifier.body(robot, message("m1", platform, kind="text", link="https://example.org/" + "x" * most))
+    assert said["text"]["content"] == "Late\n12 records"
+
+
 @pytest.mark.parametrize(
     ("words", "because"),
     [

@@ -198,13 +198,20 @@ def cut(text: str, most: int) -> str:
     return text.encode()[: most - 3].decode("utf-8", "ignore") + "…"
 
 
-def fitted(robot: Robot, text: str, most: int, *after: str, beside: str = "") -> str:
-    """A text with what must not be lost behind it, on lines of their own, in `most` bytes.
+LEAST = 200
+"""Bytes of a text that are always left for it, and for the word that a robot asks for."""
+
+
+def fitted(robot: Robot, text: str, *after: str, most: int, beside: str = "") -> str:
+    """A text with what must not be lost behind it, on lines of their own, in `most` bytes; what alone is longer than that is.
 
     The word that the robot asks for comes last where neither what is left of the text nor what stands `beside` it has it.
     """
+    kept = [one for one in after if one]
+    while sum(len(f"\n{one}".encode()) for one in kept) > most - LEAST:
+        kept.remove(max(kept, key=len))
     for word in ("", robot.keyword):
-        tail = "".join(f"\n{one}" for one in (*after, word) if one)
+        tail = "".join(f"\n{one}" for one in (*kept, word) if one)
         whole = cut(text, max(3, most - len(tail.encode()))) + tail
         if robot.keyword in whole or robot.keyword in beside:
             break
@@ -215,13 +222,14 @@ def as_text(message: Message) -> str:
     return "\n".join(filter(None, (message.title, message.content)))
 
 
-def as_markdown(message: Message) -> str:
-    """The title is its heading, unless the first heading of the content has it: nowhere else does WeCom show a title."""
+def as_markdown(message: Message) -> list[str]:
+    """The text, and behind it picture and link. The title is its heading, unless the first heading of the content has it: nowhere
+    else does WeCom show a title."""
     first = next((line for line in message.content.splitlines() if re.match("#{1,6} ", line)), "")
     heading = f"### {message.title}" if message.title not in first else ""
-    picture = f"![]({message.picture})" if message.picture else ""
-    link = f"[{message.title or message.link}]({message.link})" if message.link else ""
-    return "\n\n".join(filter(None, (heading, message.content, picture, link)))
+    picture = f"\n![]({message.picture})" if message.picture else ""
+    link = f"\n[{cut(message.title or message.link, 128)}]({message.link})" if message.link else ""
+    return ["\n\n".join(filter(None, (heading, message.content))), picture, link]
 
 
 def ding_at(message: Message) -> dict[str, Any]:
@@ -230,42 +238,42 @@ def ding_at(message: Message) -> dict[str, Any]:
 
 
 def ding_text(robot: Robot, message: Message) -> dict[str, Any]:
-    content = fitted(robot, as_text(message), DING_MOST, message.link or "")
+    content = fitted(robot, as_text(message), message.link or "", most=DING_MOST)
     return {"text": {"content": content}, "at": ding_at(message)}
 
 
 def ding_link(robot: Robot, message: Message) -> dict[str, Any]:
     title = cut(headline(message), 200)
-    text = fitted(robot, message.content or headline(message), DING_MOST, beside=title)
+    text = fitted(robot, message.content or headline(message), most=DING_MOST, beside=title)
     return {"link": {"title": title, "text": text, "picUrl": message.picture or "", "messageUrl": message.link}}
 
 
 def ding_markdown(robot: Robot, message: Message) -> dict[str, Any]:
-    text, (numbers, people, _) = as_markdown(message), mentioned(message)
+    numbers, people, _ = mentioned(message)
     title = headline(message)
     names = " ".join(f"@{one}" for one in (*numbers, *people))  # without its name in the text nobody is called
-    content = fitted(robot, text, DING_MOST, names and f"\n{names}")
+    content = fitted(robot, *as_markdown(message), f"\n{names}" if names else "", most=DING_MOST)
     return {"markdown": {"title": cut(title, 200), "text": content}, "at": ding_at(message)}
 
 
 def wecom_text(robot: Robot, message: Message) -> dict[str, Any]:
     numbers, people, everybody = mentioned(message)
     all_of_them = ["@all"] if everybody else []
-    content = fitted(robot, as_text(message), 2048, message.link or "")
+    content = fitted(robot, as_text(message), message.link or "", most=2048)
     return {"text": {"content": content, "mentioned_list": [*people, *all_of_them], "mentioned_mobile_list": numbers}}
 
 
 def wecom_link(robot: Robot, message: Message) -> dict[str, Any]:
     title = cut(headline(message), 128)
-    article = {"title": title, "description": fitted(robot, message.content, 512, beside=title)}
+    article = {"title": title, "description": fitted(robot, message.content, most=512, beside=title)}
     return {"news": {"articles": [article | {"url": message.link, "picurl": message.picture or ""}]}}
 
 
 def wecom_markdown(robot: Robot, message: Message) -> dict[str, Any]:
-    text, (numbers, people, everybody) = as_markdown(message), mentioned(message)
+    numbers, people, everybody = mentioned(message)
     # WeCom's markdown calls people by their ids alone; the others are named, and not called.
     names = " ".join([*(f"<@{one}>" for one in people), *(f"@{one}" for one in numbers), *(["@all"] if everybody else [])])
-    return {"markdown": {"content": fitted(robot, text, 4096, names)}}
+    return {"markdown": {"content": fitted(robot, *as_markdown(message), names, most=4096)}}
 
 
 DING_MOST = 9_000
