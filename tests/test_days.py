@@ -531,8 +531,10 @@ def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_
     monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
     monkeypatch.setattr(settle, "mend", lambda *_: None)
     monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
-    settle.settle_rejects(settings, own, "a date is an instant")
+    told: list[str] = []
+    settle.settle_rejects(settings, own, "a date is an instant", told.append)
     (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
+    assert any(line.startswith("there is nothing to publish: only days") for line in told) == (not settled)
     assert (found.days, found.mended) == ([str(days[n]) for n in settled], [str(days[n]) for n in mended])
     # The run that is not worked on here is still running, where it has days to settle.
     lake.save(settings, replace(found, state="staged"))

@@ -1254,7 +1254,7 @@ def status(json_: AsJson = False) -> None:
         lines.append(["notifier", f"{state} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
-    lines.append(["newest run", f"{newest['id']}, {newest['state']}, {', '.join(newest['days'])}" if newest else "none yet"])
+    lines.append(["newest run", ", ".join([newest["id"], newest["state"], *newest["days"]]) if newest else "none yet"])
     table(("what", "how"), lines)
 
 

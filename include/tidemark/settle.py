@@ -240,6 +240,7 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         work(settings, catalog, run, progress)
     else:
         run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
+        progress(f"there is nothing to publish: {run.note}")
         lake.save(settings, run)
     for former in (lake.run_of(settings, r.id) for r in cut_off):
         if former.state in ("running", "failed"):  # else it was not cut off, but at work in another process
