@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
@@ -227,12 +227,12 @@ def with_broker() -> Settings:
     return config
 
 
-def topic_named(name: str, topics: Mapping[str, Topic] | None = None) -> Topic:
-    """A topic of the pipelines, or of these."""
-    topics = catalog().topics if topics is None else topics
-    if name not in topics:
-        raise Wrong(f"there is no topic {name}; there are {', '.join(sorted(topics))}")
-    return topics[name]
+def topic_named(name: str, topics: Iterable[Topic]) -> Topic:
+    """The one of these that is called so. Raises `Wrong`."""
+    there = {topic.name: topic for topic in topics}
+    if name not in there:
+        raise Wrong(f"there is no topic {name}; there are {', '.join(sorted(there))}")
+    return there[name]
 
 
 def stream_named(name: str) -> str:
@@ -581,8 +581,7 @@ def produce(
     """
     from tidemark import kafka
 
-    there = {topic.name: topic for topic in every_topic()}
-    declared = [topic_named(name, there) for name in topics]
+    declared = [topic_named(name, every_topic()) for name in topics]
     if sample == (file is not None):
         raise Wrong("say either --file F.jsonl or --sample")
     if not sample and (day is not None or count):
@@ -721,7 +720,7 @@ def consume(
     from tidemark import kafka
     from tidemark.watch import visible
 
-    declared, at = topic_named(topic, {t.name: t for t in every_topic()}), place(start)
+    declared, at = topic_named(topic, every_topic()), place(start)
     shown, config, record = visible if sys.stdout.isatty() else str, with_broker(), None
     for record in kafka.consume(config, declared.name, at, limit=limit, follow=follow or at == "latest"):
         if json_:
@@ -1316,7 +1315,7 @@ def rejects(
         sql = f"{' UNION ALL '.join(counts)} ORDER BY topic, records DESC, reject" if counts else "SELECT 1 WHERE false"
         columns: tuple[str, ...] = ("topic", "reject", "records")
     else:
-        name = topic_named(topic).name
+        name = topic_named(topic, catalog().topics.values()).name
         fields = (
             'kafka.partition AS partition, kafka.offset AS "offset", kafka.timestamp AS arrived, reject, kafka.value AS value'
         )
