@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -1517,11 +1517,12 @@ def expire(table: Table, before: date, ledger: Table | None = None) -> int:
     it or was killed in it, rolls it from the log.
     """
     gone: list[File] = []
+    appended = cache(ledger.appended) if ledger else None  # opened once a stream, and not for each file
 
     def begun(file: File) -> bool:
-        if ledger is None or not file.live:
+        if appended is None or not file.live:
             return False
-        entered = ledger.appended(file.live["stream"])
+        entered = appended(file.live["stream"])
         return entered is None or int(file.live["hi"]) > entered
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
