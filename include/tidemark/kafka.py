@@ -1194,7 +1194,7 @@ def records(
     consumer = Consumer(
         client_config(settings)
         | {
-            "group.id": "tidemark-consume",  # librdkafka wants one, and asks who coordinates it; it joins none
+            "group.id": "tidemark-consume",  # librdkafka wants one, and asks who coordinates it; nobody joins it
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
@@ -1219,7 +1219,7 @@ def records(
             if error is None and (ends is None or offset < ends[partition]):
                 taken += 1
                 yield record(message)
-            elif error is not None and error.code() not in (*AWAY, KafkaError._PARTITION_EOF, *GROUPLESS):
+            elif error is not None and error.code() not in PASSED_OVER:
                 raise KafkaException(error)
             if ends is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
                 silent, reached = 0.0, offset + 1 if error is None else offset
@@ -1230,8 +1230,8 @@ def records(
         consumer.close()
 
 
-GROUPLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED,)
-"""What Kafka may refuse a reader that is in no group, and needs none."""
+PASSED_OVER = (*AWAY, KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED)
+"""What ends no reading by assignment: it waits for brokers, and needs no group."""
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 """The first and the last millisecond of the years 1 to 9999, from 1970 on: what Python has of instants."""
 
