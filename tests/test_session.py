@@ -58,6 +58,11 @@ def test_spark_spills_where_it_is_swept(spark: SparkSession) -> None:
     assert (Path(where).parent / "owner").is_file()
 
 
+def test_memory_of_a_jvm_outside_its_heap_is_handed_out_by_few_arenas(spark: SparkSession) -> None:
+    env: Any = spark._jvm.System
+    assert env.getenv("MALLOC_ARENA_MAX") == os.environ["MALLOC_ARENA_MAX"]
+
+
 SPILLS_FOR_AIRFLOW = """
 import pathlib, sys
 from filelock import FileLock, Timeout

@@ -181,6 +181,9 @@ LATE = (
 """When a JVM gives code to C2, the compiler that optimizes: never, where life is minutes, or ten times as late as Java does by
 itself, where millions of records make the loops over them worth it, but planning never is. Thirty days settled take 121
 CPU-seconds without, 129 so, 155 as Java does; decision 0019 has the figures of a stream."""
+ARENAS = "2"
+"""Of how many arenas the C library may hand memory to a JVM's threads. By itself it makes eight for each core, and a stream's 320
+threads leave a little unused in each for ever: decision 0034."""
 
 
 def java(settings: Settings, optimize: bool = False) -> dict[str, str]:
@@ -229,6 +232,7 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
         one_java()
+        os.environ.setdefault("MALLOC_ARENA_MAX", ARENAS)
         builder = builder.master(settings.master).config("spark.jars", ",".join(map(str, jars)))
         for name, value in java(settings, optimize).items():
             builder = builder.config(name, value)
