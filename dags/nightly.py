@@ -23,7 +23,7 @@ PUBLISHED = AssetAlias("tidemark_published")
 
 
 def forget(context) -> None:
-    """An earlier try of the night has left its run's name, and this one may fail before it has a run."""
+    """An earlier try of the night has left its runs' names, and this one may fail before it has a run."""
     Path(context["task"].render_template(SAID, context)).unlink(missing_ok=True)
 
 
@@ -57,7 +57,8 @@ def nightly() -> None:
     Waits until the streams have read the whole day, computes it again from the log in one Spark application, asks every check
     of exactly the staged files, and publishes table by table: a gate that fails holds back its own table and what reads it.
     The newest night also settles days again that got late records, and those whose nights were missed while Airflow was away or
-    the DAG paused: 31 of them at most, newest first. Backfill works day by day.
+    the DAG paused: 31 of them at most, newest first. Where a gate fails they are settled and published apart from the night's own
+    day, so that neither holds the other back. Backfill works day by day.
 
     * **A gate is red**: its log names the check, the rows and the command that follows. Readers still see the state before.
     * **wait is red**: the stream has not read the day; see `speed_layer`.
@@ -88,12 +89,18 @@ def nightly() -> None:
 
     @task
     def tables(said: str) -> list[dict[str, str]]:
-        """The run's tables, for a gate and a publication each."""
-        from tidemark import lake
+        """The runs' tables, for a gate and a publication each."""
+        from tidemark import compare, lake
         from tidemark.pipelines import CATALOG
 
-        run = lake.run_of(SETTINGS, Path(said).read_text())
-        return [{"run": run.id, "table": d.name} for d in CATALOG.derived if d.name in run.tables]
+        runs = [lake.run_of(SETTINGS, name) for name in Path(said).read_text().split()]
+        of = [(run, "" if run is runs[0] else f", {compare.stretch_in_words(run.days)}") for run in runs]
+        return [
+            {"run": run.id, "table": d.name, "name": f"{d.name}{days}"}
+            for run, days in of
+            for d in CATALOG.derived
+            if d.name in run.tables
+        ]
 
     @task_group
     def each(of: dict[str, str]) -> None:
@@ -104,7 +111,7 @@ def nightly() -> None:
 
             from tidemark import lake
 
-            get_current_context()["of"] = of["table"]
+            get_current_context()["of"] = of["name"]
             run = lake.run_of(SETTINGS, of["run"])
             if held := run.held_back(of["table"]):
                 raise ValueError(
@@ -120,7 +127,7 @@ def nightly() -> None:
             from tidemark import lake, settle
             from tidemark.pipelines import CATALOG
 
-            get_current_context()["of"] = of["table"]
+            get_current_context()["of"] = of["name"]
             done = settle.publish(SETTINGS, CATALOG, of["run"], only=[of["table"]], again=False)
             if held := next((p.blocked for p in done if p.table == of["table"]), ()):  # whatever its gate is marked as
                 raise ValueError(f"{of['table']} is held back: {'; '.join(held)}. To publish it all the same: DAG publish_over")
@@ -136,10 +143,10 @@ def nightly() -> None:
         """Tell the report that the night is over, however it went; and people, where rows differ that should not."""
         from tidemark import lake
 
-        run = Path(said).read_text() if Path(said).exists() else None
-        if run:
+        runs = Path(said).read_text().split() if Path(said).exists() else []
+        for run in runs:
             differences(lake.run_of(SETTINGS, run))
-        outlet_events[NIGHT].extra = {"day": day, "run": run}
+        outlet_events[NIGHT].extra = {"day": day, "runs": runs}
 
     found = tables(SAID)
     wait >> chosen >> settle_them >> found

@@ -48,7 +48,7 @@ def nightly_report() -> None:
         if not events and dag_run.run_type == "scheduled" and str(last) in reported:
             return []  # the night has brought it
         # A night that others were missed before has settled their days too.
-        ran = {day for e in events if e.extra.get("run") for day in lake.run_of(SETTINGS, e.extra["run"]).days}
+        ran = {day for e in events for run in e.extra.get("runs", ()) for day in lake.run_of(SETTINGS, run).days}
         days |= {date.fromisoformat(day) for day in ran - reported}
         written = []
         for day in sorted(days):

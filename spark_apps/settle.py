@@ -1,4 +1,4 @@
-"""What spark-submit starts for a night: days settled and staged; the run's name is left in a file for the tasks after it."""
+"""What spark-submit starts for a night: days settled and staged; the runs' names are left in a file for the tasks after it."""
 
 from datetime import date
 from pathlib import Path
@@ -16,15 +16,15 @@ from tidemark.settings import Settings
 def main(
     days: Annotated[str, typer.Option(help="Days, ISO, with commas between.")],
     reason: Annotated[str, typer.Option()],
-    said: Annotated[Path, typer.Option(help="Where the run's name goes.")],
+    said: Annotated[Path, typer.Option(help="Where the runs' names go, a line each.")],
 ) -> None:
     """Exit code 0 also where a gate failed: the tasks of its table say so."""
     terminated_as_interrupted()  # as Airflow ends what is cleared or marked: the run's record says so
     local.step_aside()
     wanted = [date.fromisoformat(day) for day in days.split(",")]
-    run = settle.settle(Settings(), CATALOG, wanted, reason, structlog.get_logger().info)
+    runs = settle.night(Settings(), CATALOG, wanted, reason, structlog.get_logger().info)
     said.parent.mkdir(parents=True, exist_ok=True)
-    said.write_text(run.id)
+    said.write_text("\n".join(run.id for run in runs))
 
 
 if __name__ == "__main__":

@@ -17,17 +17,20 @@ HOURS = [START + timedelta(hours=n) for n in range(24)]
 NOON = START + timedelta(hours=12)
 
 
-def record(offset, reject=None):
+def record(offset, reject=None, day=DAY):
     own = (None,) * 4 if reject else (f"e{offset}", "v", "/", NOON)
-    return (*own, (0, offset, NOON, None, bytearray(b"{}"), None), reject, DAY)
+    return (*own, (0, offset, NOON, None, bytearray(b"{}"), None), reject, day)
 
 
 def rows_of(right):
     """Every table of one day: right, or wrong in each way that a declared check names."""
     hours = [("/", h, 10, 4) for h in HOURS] if right else [("/", h, 10, 4) for h in HOURS[:-2]] + [("/", HOURS[-2], 0, 11)]
     pv, uv = (240, 30) if right else (241, 3)
+    before = (
+        [] if right else [record(n, day=DAY - timedelta(days=1)) for n in range(1000, 1800)]
+    )  # which do not make up for the day
     return {
-        "page_views": ([record(n) for n in range(199)] + [record(199, "not JSON")] * (1 if right else 9)),
+        "page_views": [record(n) for n in range(199)] + [record(199, "not JSON")] * (1 if right else 9) + before,
         "last_hour": [("/", NOON, 2, 2 if right else 3, True, DAY)],
         "site_last_hour": [(NOON, 2, 2 if right else 3, True, DAY)],
         "hourly_traffic": [(*h, True, DAY) for h in hours],

@@ -622,9 +622,19 @@ def test_run_that_was_at_work_when_rejects_were_judged_again_is_not_dropped_once
         ("12:00:00", {"closes": {"published": "at two"}, "moves": {"published": "at two"}}, []),
         ("12:00:00", {"closes": {"published": "at two"}, "moves": {"gate": "failed", "reasons": ["so"]}}, []),
         ("12:00:00", {"closes": {"published": "at two"}, "moves": {"gate": "passed", "reasons": []}}, [2, 3, 4]),
-        ("12:00:00", {"closes": {"gate": "passed", "reasons": []}, "moves": {"gate": "failed", "reasons": ["so"]}}, [2, 3, 4]),
+        ("12:00:00", {"closes": {"gate": "passed", "reasons": []}, "moves": {"gate": "failed", "reasons": ["so"]}}, [2]),
+        ("12:00:00", {name: {"gate": "failed", "reasons": ["so"]} for name in ("closes", "moves")}, []),
     ],
-    ids=["of another", "of another, at night", "of the other", "of both", "held back", "left for later", "not published"],
+    ids=[
+        "of another",
+        "of another, at night",
+        "of the other",
+        "of both",
+        "held back",
+        "left for later",
+        "not published",
+        "waits",
+    ],
 )
 def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, late: str, after: dict[str, dict[str, Any]], again: list[int]
@@ -636,7 +646,8 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     days, both = [f"2026-11-{n:02d}" for n in range(1, 6)], {name: {"published": "at one"} for name in ("closes", "moves")}
     night = Run("settle-1", "published", days, "", "", "", {"main": Pin("main", 6, READ, "")}, both)
-    other = Run("settle-2", "published", days, "", "", "", {"main": Pin("main", 8, READ, "")}, after)
+    state = "published" if any(said.get("published") for said in after.values()) else "staged"
+    other = Run("settle-2", state, days, "", "", "", {"main": Pin("main", 8, READ, "")}, after)
     monkeypatch.setattr(lake, "runs", lambda _: [night, other])
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
@@ -1127,18 +1138,20 @@ def counts(lasts):
     return lasts.groupBy(day("hour").alias("day")).agg(F.count("*").alias("hours"))
 
 
-def begun(settings: Settings, spark: Any, days: Sequence[date], kind: str, only: list[str]) -> Run:
-    """A run over a price at the beginning of each of these days, today's being one that is not over."""
-    logged(settings, spark, PRICES, [(0, n, settle.period(settings, d)[0]) for n, d in enumerate(days)])
+def begun(settings: Settings, spark: Any, days: Sequence[date], kind: str, only: list[str], twice: date | None = None) -> Run:
+    """A run over a price at the beginning of each of these days, of `twice` two; today is a day that is not over."""
+    starts = [settle.period(settings, d)[0] for d in days]
+    times = [*starts, *(start + 3 * fold.HOUR for d, start in zip(days, starts, strict=True) if d == twice)]
+    logged(settings, spark, PRICES, [(0, n, at) for n, at in enumerate(times)])
     ledger = lake.ledger(settings)
     ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
-    batch = {"stream": "main", "topic": "prices", "seq": 5, "partition": 0, "from_offset": 0, "until_offset": len(days)}
-    batch |= {"records": len(days), "rejects": 0, "gaps": 0, "started_at": NOW, "finished_at": NOW, "day": NOW.date()}
+    batch = {"stream": "main", "topic": "prices", "seq": 5, "partition": 0, "from_offset": 0, "until_offset": len(times)}
+    batch |= {"records": len(times), "rejects": 0, "gaps": 0, "started_at": NOW, "finished_at": NOW, "day": NOW.date()}
     rows = pa.Table.from_pylist([batch], pa.schema(ledger.delta().schema()))
     lake.append(ledger, lake.Batch("main", 5, 5), lake.write_arrow(ledger, "live/main-5-5-x", rows))
     over = [str(d) for d in days if d <= settle.yesterday(settings)]
     run = Run("r", "running", over, "test", NOW.isoformat(), "", kind=kind, only=only)
-    run.pins, run.chunks = {"main": Pin("main", 5, {"prices": {"0": len(days)}}, NOW.isoformat())}, [[d, d] for d in over]
+    run.pins, run.chunks = {"main": Pin("main", 5, {"prices": {"0": len(times)}}, NOW.isoformat())}, [[d, d] for d in over]
     run.open_days = [str(d) for d in days if kind == "replay" and str(d) not in over]
     lake.save(settings, run)
     return run
@@ -1203,6 +1216,46 @@ def test_table_is_held_back_by_a_check_of_what_it_is_made_of_though_it_was_settl
     assert held == [("counts", None, (why,)), ("most", None, (why,))]
     done = settle.publish(settings, of, run.id, over=["there is no row"], reason="it is known")
     assert [(p.table, p.blocked, p.version is not None) for p in done] == [("counts", (), True), ("most", (), True)]
+
+
+ONE_HOUR = expect(
+    "UnexpectedRowsExpectation", unexpected_rows_query="SELECT * FROM {batch} WHERE hours > 1", description="one hour"
+)
+
+
+#   days before today; a day that is wrong has prices of two hours
+@pytest.mark.parametrize(
+    ("days", "wrong", "runs"),
+    [
+        ([3, 2, 1], None, [([3, 2, 1], "passed")]),
+        ([1], 1, [([1], "failed")]),
+        ([3, 2, 1], 2, [([1], "passed"), ([3, 2], "failed")]),
+        ([3, 2, 1], 1, [([1], "failed"), ([3, 2], "passed")]),
+    ],
+    ids=["all right", "one day", "an old day is wrong", "the night's own is"],
+)
+def test_night_s_day_is_not_held_back_by_a_check_that_an_older_one_fails_nor_that_one_by_its(
+    settings: Settings,
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    days: Sequence[int],
+    wrong: int | None,
+    runs: list[tuple[list[int], str]],
+) -> None:
+    today = settle.yesterday(settings) + timedelta(days=1)
+    ago = {n: today - timedelta(days=n) for n in days}
+    first = begun(settings, spark, [*ago.values()], "settle", [], twice=ago.get(wrong or 0))
+    monkeypatch.setattr(lake, "pins", lambda *_: first.pins)
+    monkeypatch.setattr(settle, "refuse_unread", lambda *_: None)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    of = catalog([type("sums", (), {"prices": PRICES, "lasts": lasts, "counts": replace(counts, checks=(ONE_HOUR,))})])
+    found = settle.night(settings, of, list(ago.values()), "nightly")
+    assert [(r.days, r.state, r.tables["counts"]["gate"]) for r in found] == [
+        ([str(ago[n]) for n in of_run], "staged", gate) for of_run, gate in runs
+    ]
+    others = [(r.state, r.note) for r in lake.runs(settings) if r.id not in {first.id, *(one.id for one in found)}]
+    note = f"it would hold back counts: {ago[1]} is settled apart from the days before it"
+    assert others == ([("dropped", note)] if len(runs) > 1 else [])
 
 
 def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,15 +118,17 @@ def task(in_airflow: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Night:
-    """A home with a lake, a run of `DAY` that is staged, and the DAG over it."""
+    """A home with a lake, a run of `DAY` that is staged, one of the days before it where it is apart, and the DAG over them."""
 
-    def __init__(self, settings: Settings, failed: str | None, days: Sequence[date]) -> None:
-        self.settings, self.run = settings, recorded(settings, "settle-1", "settle", failed, days)
+    def __init__(self, settings: Settings, failed: str | None, before: Sequence[date]) -> None:
+        self.settings, self.runs = settings, [recorded(settings, "settle-1", "settle", None if before else failed)]
+        self.runs += [recorded(settings, "settle-2", "settle", failed, before)] if before else []
+        self.run = self.runs[0]
         self.run.tables["site_hourly_traffic"]["compare"] = {"rows": 24, "unexplained": 2}
         lake.save(settings, self.run)
         said_by = settings.state / "runs" / f"nightly-{AT}"
         said_by.parent.mkdir(parents=True, exist_ok=True)
-        said_by.write_text(self.run.id)
+        said_by.write_text("\n".join(run.id for run in self.runs))
 
     def ends(self, *then: tuple[str, dict[str, Any], str]) -> dict[str, Any]:
         ended = Ended(self.settings, ("nightly", {"day": str(DAY)}, "wait|days|settle"), *then)
@@ -136,7 +138,7 @@ class Night:
 
 @pytest.fixture
 def night(settings: Settings) -> Callable[..., Night]:
-    return lambda failed=None, days=(DAY,): Night(settings, failed, days)
+    return lambda failed=None, before=(): Night(settings, failed, before)
 
 
 @pytest.mark.long
@@ -151,29 +153,35 @@ def test_a_night_whose_gates_hold_publishes_every_table(night: Callable[..., Nig
     ]
 
 
-def test_a_gate_that_fails_holds_back_its_own_table_and_what_is_published_is_an_event_by_table_and_day(
+def test_a_gate_that_fails_holds_back_its_own_table_on_its_own_days_and_what_is_published_is_an_event_by_table_and_day(
     night: Callable[..., Night],
 ) -> None:
-    days = [DAY - timedelta(days=n) for n in (2, 1, 0)]
+    days = [DAY - timedelta(days=n) for n in (2, 1)]
     red = night("site_hourly_traffic", days)
     before = red.settings.lake_path / "reports" / f"{days[0]}.html"
     before.parent.mkdir()
     before.write_text("of its own night")
     ended = red.ends(("nightly_report", {}, ""))
     assert ended["state"] == "failed"
-    assert {t for t, state in ended["tasks"].items() if state == "failed"} == {"each.gate[site_hourly_traffic]"}
+    failed = f"site_hourly_traffic, {days[0]} to {days[1]} (2 days)"
+    assert {t for t, state in ended["tasks"].items() if state == "failed"} == {f"each.gate[{failed}]"}
     [held] = [t for t, state in ended["tasks"].items() if state == "upstream_failed"]
     assert held.startswith("each.publish[")
-    assert ended["tasks"]["night"] == "success"
-    assert published(red.settings) == set(STAGED) - {"site_hourly_traffic"}
+    assert ended["tasks"]["each.publish[site_hourly_traffic]"] == ended["tasks"]["night"] == "success"
+    own, older = ({n for n, t in lake.run_of(red.settings, r.id).tables.items() if t.get("published")} for r in red.runs)
+    assert (own, older) == (set(STAGED), set(STAGED) - {"site_hourly_traffic"})
     assert sorted((e for e in red.events if e[0] != "tidemark_night"), key=lambda e: (e[0], e[1]["day"])) == [
-        [f"tidemark_{table}", {"run": red.run.id, "day": str(day)}] for table in sorted(published(red.settings)) for day in days
+        [f"tidemark_{table}", {"run": run.id, "day": day}]
+        for table in sorted(STAGED)
+        for run in reversed(red.runs)
+        for day in run.days
+        if run is red.run or table in older
     ]
     said = {one["what"]: one["text"] for one in told(red.settings)}
     assert set(said) == {"gate_failed", "unexplained_difference", "report"}
-    for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.run.id):
+    for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.runs[1].id):
         assert part in said["gate_failed"]
-    reported(red, "published in part", days[1:])
+    reported(red, ["published in part", "published"], [days[1], DAY])
     assert before.read_text() == "of its own night"
 
 
@@ -265,16 +273,16 @@ def test_a_night_that_is_cleared_and_then_fails_tells_nothing_of_the_run_before(
 def test_a_night_whose_gates_hold_is_reported_as_published(night: Callable[..., Night]) -> None:
     green = night()
     green.ends(("nightly_report", {}, ""))
-    reported(green, "published")
+    reported(green, ["published"])
 
 
-def reported(night: Night, stands: str, days: Sequence[date] = (DAY,)) -> None:
-    """The report that the night has begun is of its day and of those of its run that had none, and is told of."""
-    assert ["tidemark_night", {"day": str(DAY), "run": night.run.id}] in night.events
+def reported(night: Night, stands: Sequence[str], days: Sequence[date] = (DAY,)) -> None:
+    """The report that the night has begun is of its day and of those of its runs that had none, and is told of."""
+    assert ["tidemark_night", {"day": str(DAY), "runs": [run.id for run in night.runs]}] in night.events
     [report] = night.then
     pages = [night.settings.lake_path / "reports" / f"{day}.html" for day in days]
     assert (report["state"], report["gave"]["report"]) == ("success", [str(page) for page in pages]), night.said[-4000:]
-    assert all(f">{stands}</span>" in page.read_text() for page in pages)
+    assert all(f">{so}</span>" in page.read_text() for page, so in zip(pages, stands, strict=True))
     assert [one["title"] for one in told(night.settings) if one["what"] == "report"] == [f"Report of {day}" for day in days]
 
 
@@ -295,7 +303,7 @@ def test_the_report_at_six_is_written_where_there_is_none_and_by_hand_always(set
 @pytest.mark.parametrize("day", ["", "0026-11-19"])
 def test_a_night_without_a_day_brings_no_report(settings: Settings, task: Callable[[str, str], Any], day: str) -> None:
     """It was refused: neither its form nor an interval said which, or one of a year that no event has."""
-    refused = SimpleNamespace(extra={"day": day, "run": None})
+    refused = SimpleNamespace(extra={"day": day, "runs": []})
     assert task("nightly_report", "report")({"night": [refused]}, SimpleNamespace(run_type="asset_triggered")) == []
     assert told(settings) == []
 
@@ -306,7 +314,7 @@ def test_a_report_is_told_of_though_the_next_one_cannot_be_written(
     """The second try finds it written, and leaves it out."""
     newest = settle.yesterday(settings)
     run = recorded(settings, "settle-1", "settle", days=[newest - timedelta(days=1), newest])
-    night = SimpleNamespace(extra={"day": str(newest), "run": run.id})
+    night = SimpleNamespace(extra={"day": str(newest), "runs": [run.id]})
     full, write = [newest], reports.report
 
     def written(settings: Settings, catalog: Any, day: date) -> Path:

@@ -113,7 +113,7 @@ FIRST = "struct(kafka.timestamp, kafka.partition, kafka.offset)"
 
 
 def of_log(topic: str) -> tuple[Check, Check]:
-    """What every topic's log is asked: each offset is a record, and at most 1 % of the records are rejects."""
+    """What every topic's log is asked: each offset is a record, and at most 1 % of a day's records are rejects."""
     return (
         expect(
             "UnexpectedRowsExpectation",
@@ -124,8 +124,8 @@ def of_log(topic: str) -> tuple[Check, Check]:
             "UnexpectedRowsExpectation",
             description="at most 1 % of the records are rejects",
             unexpected_rows_query="""
-                SELECT count_if(reject IS NOT NULL) AS rejects, count(*) AS records FROM {batch}
-                HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
+                SELECT day, count_if(reject IS NOT NULL) AS rejects, count(*) AS records FROM {batch}
+                GROUP BY day HAVING count_if(reject IS NOT NULL) > 0.01 * count(*)""",
         ),
     )
 

@@ -135,6 +135,26 @@ def settle(
     return work(settings, catalog, run, progress)
 
 
+def night(
+    settings: Settings, catalog: Catalog, days: Sequence[date], reason: str, progress: Progress = lambda _: None
+) -> list[Run]:
+    """What a night settles: its own day, which is the newest, and those before it that got late records or were missed.
+
+    All in one run; where a table of it is held back that one is dropped, and the night's day settled in a run of its own, those
+    before it in another: neither is held back, nor taken for good, by what only the other fails. Returns the runs to publish, the
+    night's own first. Raises as `settle` does.
+    """
+    run = settle(settings, catalog, days, reason, progress)
+    held = [d.name for d in catalog.derived if d.name in run.tables and run.held_back(d.name)]
+    if len(run.days) == 1 or not held:
+        return [run]
+    run.note = f"it would hold back {', '.join(held)}: {max(days)} is settled apart from the days before it"
+    progress(f"run {run.id} is dropped, since {run.note}")
+    lake.save(settings, run)
+    lake.drop(settings, catalog, run)
+    return [settle(settings, catalog, some, reason, progress) for some in ([max(days)], sorted({*days} - {max(days)}))]
+
+
 def replay(
     settings: Settings,
     catalog: Catalog,
@@ -661,11 +681,11 @@ def pins_of(newest: Mapping[str, Mapping[date, Run]]) -> Pinned:
 def newest_runs(catalog: Catalog, runs: Sequence[Run]) -> dict[str, dict[date, Run]]:
     """By rollup and view the newest of these runs that has published each day.
 
-    A table that its gate held back, of a run of which others were published, waits for a person: it counts as they do.
+    A table that its gate held back, in a night's run that was not dropped, waits for a person, and counts as published.
     """
     newest: dict[str, dict[date, Run]] = {d.name: {} for d in catalog.derived}
     for run in runs:  # oldest first, and none is published over a greater pin
-        if run.visible:
+        if run.visible or (run.kind == "settle" and run.state == "staged"):
             for name in newest.keys() & run.tables.keys():
                 if run.tables[name].get("published") or run.held_back(name):
                     newest[name] |= {date.fromisoformat(d): run for d in run.days}
