@@ -684,6 +684,29 @@ def test_of_what_a_rollup_lacks_a_stream_that_is_asked_to_end_finishes_the_step(
     assert local.status(settings)["heartbeat"]["state"] == "starting"  # told before each step, so nobody takes it for silent
 
 
+@pytest.mark.parametrize("before", [{"seq": 7, "set_aside": {"mended": "no column b"}}, None])
+def test_what_a_start_sets_aside_is_told_before_its_first_batch(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any] | None
+) -> None:
+    """What the last batch told is kept but for that; where there was none, the first one tells."""
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.name, stream.state, stream.mine = settings, "main", settings.state / "main", CATALOG.stream("main")
+    stream.set_aside, progress = {}, settings.state / "main" / "progress.json"
+    stream.state.mkdir(parents=True)
+    if before:
+        progress.write_text(json.dumps(before))
+    context = SimpleNamespace(setLocalProperty=lambda *_: None)
+    monkeypatch.setattr(speed.session, "session", lambda *_, **__: SimpleNamespace(sparkContext=context))
+    monkeypatch.setattr(speed, "Refresher", lambda *_, **__: None)
+    for step in ("heeds_signals", "open_generation", "remember_time", "roll_what_lacks"):
+        setattr(stream, step, lambda *_: None)
+    stream.pools, stream.read_upto, stream.lag, stream.live_views = lambda: "pools.xml", dict, dict, list
+    stream.make_tables = lambda: stream.set_aside.update(broken="no column c")
+    stream.prepare()
+    told = local.status(settings).get("progress")
+    assert told == (before and {"seq": 7, "set_aside": {"broken": "no column c"}})
+
+
 @pytest.mark.parametrize("newest", ["second", "main.before-2-1"])
 def test_a_topic_is_known_by_the_id_that_the_stream_had_read_which_began_with_it_last(settings: Settings, newest: str) -> None:
     """What was set aside tells too: a stream that left a topic may take it up again."""

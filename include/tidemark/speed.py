@@ -271,6 +271,8 @@ class Stream:
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.caught_up = not any(self.lag().values())
         self.roll_what_lacks()
+        if told := local.status(self.settings, self.name).get("progress"):  # of the last batch, and of the code of then
+            lake.whole_or_nothing(self.state / "progress.json", json.dumps(told | {"set_aside": self.set_aside}))
         self.announcing = Refresher(self, [v for v in self.live_views() if v.announce], "announced", rest=0)
 
     def end(self, background: Sequence[Background], seconds: float = 30) -> None:
