@@ -471,8 +471,8 @@ def test_status_of_nothing_is_an_answer(run, port):
 
 
 def test_status_names_the_newest_run_also_where_it_has_no_days(run, config):
-    lake.save(config, lake.Run("rejects-1", "dropped", [], "", str(NOON), "0", {}, kind="rejects"))
-    assert "newest run\trejects-1, dropped\n" in run("status").stdout
+    lake.save(config, lake.Run("rejects-1", "done", [], "", str(NOON), "0", {}, kind="rejects"))
+    assert "newest run\trejects-1, done\n" in run("status").stdout
 
 
 def test_status_says_of_a_notifier_that_has_ended_where_its_log_is(run, config):

@@ -369,7 +369,7 @@ def test_rest_of_a_replay_is_not_published_over_rejects_that_were_mended_since(l
     run = staged(lived, "replay-1", "replay", 4, (BEFORE,), 30, open_days=[str(YESTERDAY)])
     settle.publish(lived, APART, run.id, only=["hours"])
     seen = read(lived)
-    recorded(lived, "rejects-1", "rejects", state="dropped", created=datetime.now(UTC).isoformat(), mended=[str(YESTERDAY)])
+    recorded(lived, "rejects-1", "rejects", state="done", created=datetime.now(UTC).isoformat(), mended=[str(YESTERDAY)])
     refused = rf"read the rejects of {YESTERDAY} as such, and run rejects-1 has mended them since: their rows of minutes would"
     with pytest.raises(lake.LakeError, match=f"{refused} be lost; tidemark replay$"):
         settle.publish(lived, APART, run.id)

@@ -945,9 +945,10 @@ def newest_batch(settings: Settings, stream: str) -> list[dict[str, Any]]:
 class Run:
     """A settling or a replay: what it reads (pins), its days, why, and what became of each table.
 
-    `state` goes running → staged → published (→ rolled back), or to failed, or to dropped. `open_days` are days not over
-    yet, of which a replay mends the rollups; `mended` are days not published yet that look at rejects which were accepted;
-    `chunks` are the stretches of days that it computes one after the other, `parts` how many it reads a topic of Kafka in.
+    `state` goes running → staged → published (→ rolled back), or to failed, or to dropped, or to done, where mended rejects
+    leave nothing to publish. `open_days` are days not over yet, of which a replay mends the rollups; `mended` are days not
+    published yet that look at rejects which were accepted; `chunks` are the stretches of days that it computes one after the
+    other, `parts` how many it reads a topic of Kafka in.
     """
 
     id: str

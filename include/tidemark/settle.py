@@ -259,7 +259,7 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
     if over:
         work(settings, catalog, run, progress)
     else:
-        run.state, run.note = "dropped", "only days that are not over, which are live, or that have expired were touched"
+        run.state, run.note = "done", "only days that are not over, which are live, or that have expired were touched"
         progress(f"there is nothing to publish: {run.note}")
         lake.save(settings, run)
     for former in (lake.run_of(settings, r.id) for r in cut_off):
