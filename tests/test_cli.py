@@ -300,6 +300,18 @@ def test_interrupted_command_ends_with_130(environment):
         running.communicate()
 
 
+@pytest.mark.parametrize("words", [("replay",), ("settle", "--day", "2026-11-01"), ("settle", "--rejects")])
+def test_run_that_is_interrupted_before_it_has_a_name_is_begun_again(run, monkeypatch, words):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "terminated_as_interrupted", lambda: None)
+    for name in ("settle", "replay", "settle_rejects"):
+        monkeypatch.setattr(settle, name, interrupted)
+    ended = run(*words)
+    assert (ended.exit_code, ended.stderr) == (130, "tidemark: interrupted; give the same command again\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always on a full disk: Linux has one")
 def test_full_disk_is_one_sentence_that_says_what_is_free_where(run, config):
     heartbeat = config.state / "main" / f"heartbeat.{os.getpid()}.part"  # what a stream writes first

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -126,6 +127,48 @@ def test_logs_say_day_and_time_in_utc_on_a_machine_of_another_zone(settings: Set
     assert [who for _, who in said] == ["Python", "Java"], done.stderr
     for at, _ in said:
         assert before - timedelta(seconds=1) <= datetime.fromisoformat(f"{at}+00:00") <= datetime.now(UTC)
+
+
+AT_WORK = """
+import sys, threading
+from datetime import UTC, datetime
+from tidemark import __main__ as cli, lake, local, session, settle
+
+class AtWork:
+    def __init__(self, settings, *_):
+        self.settings = settings
+
+    def work(self):
+        spark = session.session(self.settings, "at-work")
+        threading.Thread(target=self.says, args=[spark.sparkContext.statusTracker()], daemon=True).start()
+        spark.range(10**15).selectExpr("sum(sqrt(id))").collect()
+
+    def says(self, tracker):
+        while not tracker.getActiveJobsIds():
+            pass
+        print("at work", file=sys.stderr, flush=True)
+
+def replay(settings, *_, **__):
+    run = lake.Run("run-1", "running", [], "a mistake", datetime.now(UTC).isoformat(), "0", kind="replay")
+    lake.save(settings, run)
+    return settle.work(settings, None, run, lambda _: None)
+
+local.step_aside, settle.Settling, settle.replay = lambda: None, AtWork, replay
+sys.argv = ["tidemark", "replay"]
+cli.main()
+"""
+
+
+def test_ctrl_c_in_the_middle_of_a_job_ends_a_command_with_130_and_one_sentence(settings: Settings, jars: Path) -> None:
+    own = {"TIDEMARK_HOME": str(settings.home), "TIDEMARK_JARS_DIR": str(jars), "TIDEMARK_MASTER": "local[1]"}
+    argv = [sys.executable, "-c", AT_WORK]
+    with subprocess.Popen(argv, env=os.environ | own, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stderr is not None
+        assert "at work\n" in running.stderr
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+        said = running.stderr.read()
+    go_on = "nothing that readers see has changed, and it goes on with: tidemark replay --run run-1"
+    assert (running.returncode, said) == (130, f"tidemark: run run-1 was interrupted; {go_on}\n")
 
 
 COUNTS = """

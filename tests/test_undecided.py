@@ -74,6 +74,28 @@ def test_run_that_is_not_staged_whole_is_not_published_and_the_command_that_foll
         settle.swap_in(settings, NOTHING, run, ())
 
 
+@pytest.mark.parametrize(
+    ("kind", "state", "said"),
+    [
+        ("settle", "failed", "nothing that readers see has changed, and there is nothing to undo: give the same command again"),
+        ("replay", "running", "nothing that readers see has changed, and it goes on with: tidemark replay --run r1"),
+        ("rejects", "failed", "what it has accepted stays so, and the rest is done by: tidemark settle --rejects"),
+    ],
+)
+def test_run_that_is_interrupted_says_what_it_leaves_and_the_command_that_follows(settings, monkeypatch, kind, state, said):
+    class Interrupted:
+        def __init__(self, *_: Any) -> None: ...
+
+        def work(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(settle, "Settling", Interrupted)
+    run = recorded(settings, "r1", kind, (YESTERDAY,), state="running")
+    with pytest.raises(KeyboardInterrupt, match=f"^run r1 was interrupted; {said}$"):
+        settle.work(settings, NOTHING, run, lambda _: None)
+    assert (lake.run_of(settings, "r1").state, lake.run_of(settings, "r1").note) == (state, "interrupted")
+
+
 @pytest.mark.parametrize(("kind", "state"), [("replay", "published"), ("replay", "dropped"), ("settle", "staged")])
 def test_rejects_are_mended_beside_what_is_decided_and_beside_a_night(settings, monkeypatch, kind, state):
     monkeypatch.setattr("tidemark.session.session", lambda *_, **__: None)

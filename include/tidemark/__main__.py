@@ -924,22 +924,27 @@ def settle(
 
 
 def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> None:
-    """Do a run's work with its progress shown, and show what came of it."""
+    """Do a run's work with its progress shown, and show what came of it, or what Ctrl-C has left of it."""
     from rich.markup import escape
 
-    from tidemark import local
+    from tidemark import local, session
 
     terminated_as_interrupted()
     local.step_aside()
     began, out = time.monotonic(), console(stderr=True)
-    with out.status("at work") as status:
+    try:
+        with out.status("at work") as status:
 
-        def say(what: str) -> None:
-            with suppress(OSError, SystemExit):  # as in `Steps`: the work goes on where nobody reads of it any more
-                status.update(escape(what))
-                out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
+            def say(what: str) -> None:
+                with suppress(OSError, SystemExit):  # as in `Steps`: the work goes on where nobody reads of it any more
+                    status.update(escape(what))
+                    out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
 
-        run = work(say)
+            run = work(say)
+    except KeyboardInterrupt as cut:
+        session.hush()
+        typer.echo(f"tidemark: {str(cut) or 'interrupted; give the same command again'}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if json_:
         show(run)
     elif run:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -227,7 +228,8 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     remember_lookups()
     # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(not_raised_as_well)
+    for name in (None, "py4j.clientserver"):
+        logging.getLogger(name).addFilter(not_raised_as_well)
     builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch(settings) / "warehouse"))
     builder = builder.config("spark.tidemark.zone", settings.zone)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and says where it runs
@@ -242,13 +244,26 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
         given = Path(os.environ.get(SPILLS_TO, ""))
         if "PYSPARK_GATEWAY_PORT" in os.environ and given.parent == scratch(settings):  # as `submitted` named it
             own_scratch(scratch(settings), given.name)
-        return builder.getOrCreate()
+        return begun(builder)
     # For the JVM alone, which reads it once: a process that this one starts has a folder of its own.
     os.environ[SPILLS_TO] = str(own_scratch(scratch(settings)))
     try:
-        return builder.getOrCreate()
+        return begun(builder)
     finally:
         del os.environ[SPILLS_TO]
+
+
+def begun(builder: SparkSession.Builder) -> SparkSession:
+    """The session, under which Ctrl-C does what it did before.
+
+    PySpark takes it for itself, to cancel what is at work, of which Spark tells a stack each. It keeps it where nobody had it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    spark = builder.getOrCreate()
+    taken = signal.getsignal(signal.SIGINT) is not before
+    if taken and callable(before) and before.__module__ not in ("_signal", "pyspark.core.context"):
+        signal.signal(signal.SIGINT, before)
+    return spark
 
 
 SPILLS_TO = "SPARK_LOCAL_DIRS"
@@ -285,8 +300,24 @@ OWNED: list[FileLock] = []
 
 
 def not_raised_as_well(record: logging.LogRecord) -> bool:
-    """Py4J writes a traceback of each call to a JVM that is gone beside raising it, from any thread, behind the last word too."""
-    return record.msg != "Exception while sending command."
+    """Py4J writes a traceback of each call to a JVM that is gone, or that Ctrl-C cuts off, beside raising it, from any thread,
+    behind the last word too."""
+    return record.msg not in (
+        "Exception while sending command.",
+        "KeyboardInterrupt while sending command.",
+        "Exception occurred while shutting down connection",
+    )
+
+
+def hush() -> None:
+    """Have the JVM of this process, where there is one, say nothing more: else Spark tells a stack of what is cut off."""
+    if "pyspark" in sys.modules:
+        from py4j.protocol import Py4JError
+        from pyspark import SparkContext
+
+        if context := SparkContext._active_spark_context:
+            with suppress(Py4JError, ConnectionError):
+                context.setLogLevel("OFF")
 
 
 def exit_code(error: BaseException, seconds: float = 1) -> int | None:

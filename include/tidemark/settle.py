@@ -392,7 +392,7 @@ def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> 
             run.state = "running" if run.kind == "replay" else "failed"
             run.note = "interrupted"
             lake.save(settings, run)
-            raise
+            raise KeyboardInterrupt(cut_off(run)) from None
         except BaseException as error:
             run.state, run.note = "failed", " ".join(str(error).split())[:1000]
             lake.save(settings, run)
@@ -400,6 +400,15 @@ def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> 
         run.state = "staged"
         lake.save(settings, run)
     return run
+
+
+def cut_off(run: Run) -> str:
+    """What a run leaves that was interrupted, and the command that follows."""
+    if run.kind == "rejects":
+        return f"run {run.id} was interrupted; what it has accepted stays so, and the rest is done by: tidemark settle --rejects"
+    goes_on = f"it goes on with: tidemark replay --run {run.id}"
+    follows = goes_on if run.kind == "replay" else "there is nothing to undo: give the same command again"
+    return f"run {run.id} was interrupted; nothing that readers see has changed, and {follows}"
 
 
 def new_run(

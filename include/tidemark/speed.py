@@ -261,7 +261,6 @@ class Stream:
             {"spark.scheduler.allocation.file": f"file:{self.pools()}"},
             optimize=bool(self.mine.rollups),
         )
-        self.heeds_signals()  # PySpark has taken Ctrl-C for itself, to cancel what is at work
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
         code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
