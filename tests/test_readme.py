@@ -154,15 +154,6 @@ def test_query_of_the_page_answers_the_same(folder):
     assert found.rows == ANSWER
 
 
-def test_every_query_of_the_pipelines_page_is_answered(spark, tmp_path):
-    config = Settings(_env_file=None, home=tmp_path)
-    for declared, schema in fold.schemas(spark, CATALOG):
-        lake.table(config, declared).create(schema)
-    queries = re.findall(r"^```sql\n(.*?)^```$", (ROOT / "docs/pipelines.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(queries) > 5
-    assert [query(config, CATALOG, sql).rows for sql in queries] == [[]] * len(queries)
-
-
 def test_a_stream_of_one_s_own_sees_each_record_once_while_files_are_merged(spark, tmp_path, monkeypatch):
     topic = CATALOG.topics["page_views"]
     table = lake.Table(tmp_path / ".tidemark/lake", topic.table, "viewed_at")
