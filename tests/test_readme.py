@@ -21,6 +21,7 @@ from tidemark.model import catalog
 from tidemark.pipelines import CATALOG
 from tidemark.query import query
 from tidemark.settings import Settings
+from tidemark.speed import LEDGER
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -152,6 +153,24 @@ def test_query_of_the_page_answers_the_same(folder):
     (line,) = [words for words in map(shlex.split, COMMANDS) if "FROM daily_traffic" in words[-1]]
     found = query(Settings(_env_file=None, home=folder / ".tidemark"), CATALOG, line[2])
     assert found.rows == ANSWER
+
+
+def test_ledger_query_of_the_page_answers_its_newest_batches_in_one_order(spark, tmp_path):
+    (line,) = [words for words in map(shlex.split, COMMANDS) if "FROM ledger" in words[-2]]
+    config = Settings(_env_file=None, home=tmp_path)
+    table = lake.ledger(config)
+    rows = [  # two streams, which count their batches apart
+        {"stream": s, "seq": seq, "topic": t, "partition": p, "finished_at": NOON + timedelta(seconds=second), "day": DAY}
+        for s, seq, second, t, p in (("alarms", 90, 1, "quotes", 0), ("main", 7, 2, "clicks", 1), ("main", 7, 2, "clicks", 0))
+    ]
+    ledger = spark.createDataFrame(rows, LEDGER)
+    table.create(ledger.schema)
+    lake.swap(table, [], lake.write_arrow(table, "live/rows", ledger.toArrow()), {})
+    found = query(config, CATALOG, line[2])
+    told = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    assert [(r["topic"], r["partition"]) for r in told] == [("clicks", 0), ("clicks", 1), ("quotes", 0)]
+    spark.read.format("delta").load(str(table.path)).createOrReplaceTempView("ledger")
+    assert spark.sql(line[2]).toArrow().to_pylist() == told
 
 
 def test_a_stream_of_one_s_own_sees_each_record_once_while_files_are_merged(spark, tmp_path, monkeypatch):

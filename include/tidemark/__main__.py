@@ -1171,7 +1171,7 @@ def query(
 
     tidemark query "SELECT * FROM site_daily_traffic ORDER BY day DESC"
 
-    tidemark query "SELECT page, pv, uv FROM daily_traffic WHERE day = '2026-11-19' ORDER BY pv DESC" --json
+    tidemark query "SELECT page, pv, uv FROM daily_traffic WHERE day = '2026-11-19' ORDER BY pv DESC, page" --json
     """
     from tidemark import query as lake
 
