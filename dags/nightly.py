@@ -5,8 +5,8 @@ from pathlib import Path
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset, AssetAlias, AsyncCallback, DeadlineAlert, DeadlineReference, Param, dag, task, task_group
-from airflow.timetables.interval import CronDataIntervalTimetable
 from day import WaitForDay
+from midnight import EachMidnight
 from tell import differences, gate_failed, night_is_late, task_failed
 
 from tidemark import session
@@ -28,7 +28,7 @@ def forget(context) -> None:
 
 
 @dag(
-    schedule=CronDataIntervalTimetable("0 0 * * *", timezone=SETTINGS.zone),
+    schedule=EachMidnight("0 0 * * *", timezone=SETTINGS.zone),
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,

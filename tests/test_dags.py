@@ -211,6 +211,59 @@ def test_days_and_hours_are_the_business_zone_s(settings: Settings) -> None:
     }
 
 
+SKIPPED = """
+import json, os, sys
+from datetime import UTC, datetime
+import airflow.timetables.interval, pendulum
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import TimeRestriction
+said = []
+for os.environ["TIDEMARK_ZONE"], at in json.loads(sys.argv[2]):
+    now = pendulum.instance(datetime.fromisoformat(at).astimezone(UTC))
+    airflow.timetables.interval.utcnow = lambda: now
+    bag = DagBag("/nowhere", collect_dags=False)
+    bag.process_file(sys.argv[1])
+    nightly = bag.dags["nightly"]
+    timetable = DagSerialization.from_dict(DagSerialization.to_dict(nightly)).timetable
+    within = TimeRestriction(pendulum.datetime(2026, 1, 1), None, False)
+    due = timetable.next_dagrun_info(last_automated_data_interval=None, restriction=within).data_interval
+    day = nightly.get_template_env().from_string(nightly.get_task("wait").day)
+    intervals = (timetable.infer_manual_data_interval(run_after=now), due)
+    said.append([day.render(params={"day": None}, data_interval_start=one.start) for one in intervals])
+print(json.dumps(said))
+"""
+
+
+def test_a_night_is_of_yesterday_where_the_clock_goes_forward_at_midnight_and_back_over_it(settings: Settings) -> None:
+    """By hand, and as it is due to a scheduler that was away at midnight.
+
+    Cairo  23 April [00:00 ─ 24:00)[01:00 ─ I ─ 24:00) 24 April, of 23 hours
+    """
+    days = {
+        ("Africa/Cairo", "2026-04-24T01:00:07+03:00"): "2026-04-23",
+        ("Africa/Cairo", "2026-04-24T23:59:07+03:00"): "2026-04-23",
+        ("Africa/Cairo", "2026-04-25T00:00:07+03:00"): "2026-04-24",
+        ("Asia/Beirut", "2026-03-29T12:00:00+03:00"): "2026-03-28",
+        ("America/Santiago", "2026-09-06T12:00:00-03:00"): "2026-09-05",
+        ("America/Havana", "2026-03-08T12:00:00-04:00"): "2026-03-07",
+        ("America/Havana", "2026-11-01T00:30:00-04:00"): "2026-10-31",
+        ("America/Havana", "2026-11-01T00:30:00-05:00"): "2026-10-31",
+        ("Atlantic/Azores", "2026-03-29T12:00:00+00:00"): "2026-03-28",
+        ("Atlantic/Azores", "2026-10-25T12:00:00-01:00"): "2026-10-24",
+        ("Europe/Berlin", "2026-03-29T12:00:00+02:00"): "2026-03-28",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SKIPPED, str(airflow.ROOT / "dags" / "nightly.py"), json.dumps([*days])],
+        env=airflow.clean() | airflow.environment(settings) | THIS_CODE,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = dict(zip(days, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert found == {one: [day, day] for one, day in days.items()}
+
+
 def test_pools_count_what_is_deferred(settings: Settings) -> None:
     airflow.prepare(settings)
     with closing(sqlite3.connect(airflow.home(settings) / "airflow.db")) as database:
@@ -276,7 +329,7 @@ def test_a_task_imports_the_platforms_own_files_alone(settings: Settings) -> Non
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1].split() == ["day", "tell", "tidemark"]
+    assert done.stdout.splitlines()[-1].split() == ["day", "midnight", "tell", "tidemark"]
 
 
 @pytest.mark.parametrize(
