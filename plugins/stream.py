@@ -155,8 +155,9 @@ class StreamTrigger(BaseTrigger):
 
 
 def look(stream: str, since: datetime | None = None) -> tuple[str, str]:
-    """How a stream is, and a line that says it: `runs`, `stopped` (as wanted), `failed`, `ended`, `stale`, or `silent`, which is
-    a service that should beat and does not, or a process that takes too long to start. `since` is when it was first looked at."""
+    """How a stream is, and a line that says it: `runs`, `stopped` (as wanted), `failed`, `ended`, `stale` (also one that has
+    said its last and whose process stays), or `silent`, which is a service that should beat and does not, or a process that
+    takes too long to start. `since` is when it was first looked at."""
     from tidemark import local
     from tidemark.model import duration
     from tidemark.settings import Settings
@@ -178,7 +179,11 @@ def look(stream: str, since: datetime | None = None) -> tuple[str, str]:
         if silent:
             return "stale", f"pid {beat['pid']} has not beaten for {age.total_seconds():.0f} s"
         return "runs", line(beat, status.get("progress"))
-    if local.running(settings, f"speed-{stream}") or (service and state in (None, "held") and not silent):
+    process = local.running(settings, f"speed-{stream}")
+    if process and state in ("failed", "stopped") and beat["pid"] == process.pid:
+        last = f"pid {process.pid} has drained" if state == "stopped" else f"pid {process.pid} has failed: {beat.get('error')}"
+        return ("stale", f"{last}; it has not ended for {age.total_seconds():.0f} s") if silent else ("runs", f"{last}; it ends")
+    if process or (service and state in (None, "held") and not silent):
         return "runs", "starting"
     if wanted["state"] == "stopped":
         return "stopped", f"stopped, as {wanted['by']} asked: {wanted['reason']}"

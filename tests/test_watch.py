@@ -221,6 +221,28 @@ def test_a_stream_that_hangs_again_and_again_is_told_of_once_and_started_all_the
     assert (started, told(config), so_far["died"]) == (["main"] * 11, ["stream_down"], 0)
 
 
+@pytest.mark.parametrize(
+    ("state", "ago", "what", "said"),
+    [
+        ("failed", 10, "runs", "failed: a table is gone; it ends"),
+        ("failed", 120, "stale", "failed: a table is gone; it has not ended for "),
+        ("stopped", 10, "runs", "drained; it ends"),
+        ("stopped", 120, "stale", "drained; it has not ended for "),
+    ],
+)
+def test_a_stream_that_has_ended_and_whose_process_stays_does_not_start(
+    plugins: SimpleNamespace, config: Settings, state: str, ago: float, what: str, said: str
+) -> None:
+    stays = local.start(config, "speed-main", [sys.executable, "-c", DEAF])
+    try:
+        heartbeat(config, state, stays.pid, ago, error="a table is gone")
+        assert local.start_stream(config, "main").pid == stays.pid  # one process has one name
+        found = plugins.stream.look("main")
+        assert found[0] == what and found[1].startswith(f"pid {stays.pid} has {said}")
+    finally:
+        local.stop(config, "speed-main", patience=0)
+
+
 def test_what_a_silent_stream_has_started_ends_with_it(plugins, watcher, config, started, monkeypatch):
     """A JVM that hangs does not see that nobody speaks with it any more, and would keep its memory."""
     monkeypatch.setattr(plugins.stream, "look", lambda _: ("stale", "has not beaten for 70 s"))

@@ -601,7 +601,7 @@ def wanted(settings: Settings, stream: str) -> dict[str, Any]:
 
 def start_stream(settings: Settings, stream: str) -> Process:
     """Start a stream as a process that outlives this one; the one that runs already is returned."""
-    if not beats(settings, stream):
+    if not beats(settings, stream) and not running(settings, f"speed-{stream}"):  # else it is that one's last word
         (settings.state / stream / "heartbeat.json").unlink(missing_ok=True)
     argv = [sys.executable, "-m", "tidemark", "speed", "--stream", stream]
     return start(
