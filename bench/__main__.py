@@ -29,7 +29,7 @@ def bench(
     only: Annotated[str, typer.Option(help=f"Some of {','.join((*NAMES, *OWN))}; all unless said.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Minutes, not hours: shows that it works, decides little.")] = False,
     rate: Annotated[float, typer.Option(help="Events a second of `live`.")] = 1000,
-    seconds: Annotated[float | None, typer.Option(help="How long `live` is measured; 600 unless said.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="How long `live` is measured, 2400 at most; 600 unless said.")] = None,
     history: Annotated[float | None, typer.Option(help="Seconds of traffic that `live` finds; 3600 unless said.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random draw.")] = 1,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = OUT,
@@ -40,6 +40,9 @@ def bench(
         raise typer.BadParameter(f"{', '.join(sorted(wrong))}; there are {', '.join((*NAMES, *OWN))}", param_hint="--only")
     if out.stem in {*NAMES, *OWN}:
         raise typer.BadParameter(f"a run of {out.stem} is itself kept in {out.name}; name another file", param_hint="--out")
+    if "live" in chosen and seconds and seconds > live.LONGEST:
+        said = f"live is measured for {live.LONGEST} at most, not {seconds:g}: a table's log, which it reads, is kept for an hour"
+        raise typer.BadParameter(said, param_hint="--seconds")
     console, before = Console(width=170), machine()
     console.print(f"{before}, seed {seed}", soft_wrap=True, highlight=False)
     seconds = seconds or (60 if quick else 600)

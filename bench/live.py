@@ -30,6 +30,9 @@ from tidemark.speed import SWEPT
 log = structlog.get_logger()
 
 VIEWS = (last_hour, site_last_hour)
+LONGEST = 2400
+"""Seconds that can be measured. A table's log says when a row became readable and is kept for an hour, in which all must be read
+and the log be looked at; kept for longer, it would make the commits dearer that are measured."""
 SENT = pa.schema(
     {
         "event_id": pa.string(),

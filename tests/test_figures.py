@@ -223,3 +223,12 @@ def test_a_benchs_own_run_is_no_place_for_all_figures(tmp_path, name):
     with pytest.raises(typer.BadParameter, match=f"a run of {name} is itself kept in {name}.json; name another file"):
         bench.bench(only=name, out=tmp_path / f"{name}.json")
     assert json.loads((tmp_path / f"{name}.json").read_text())["figures"] == []
+
+
+@pytest.mark.parametrize("only", ["live", ""])
+def test_live_is_measured_for_no_longer_than_a_tables_log_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    monkeypatch.setattr(bench, "World", None)  # nothing is started
+    with pytest.raises(typer.BadParameter, match=r"live is measured for 2400 at most, not 2401: .* is kept for an hour"):
+        bench.bench(only=only, seconds=2401, out=tmp_path / "figures.json")
