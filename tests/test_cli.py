@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -413,6 +414,34 @@ def test_query_in_a_pipe_is_tabs_and_says_what_was_cut_on_stderr(run):
     ended = run("query", "SELECT range AS n, 'a' || chr(10) || 'b' AS t FROM range(5)", "--rows", "2")
     assert ended.stdout == "n\tt\n0\ta b\n1\ta b\n"
     assert ended.stderr.startswith("2 rows in") and "there are more, ask for them with --rows" in ended.stderr
+
+
+def test_query_in_a_pipe_has_what_holds_values_as_json_and_bytes_whole(run: Callable[..., Result]) -> None:
+    ended = run(
+        "query", "SELECT {'n': 1, 'at': TIMESTAMPTZ '2026-11-19 12:00+00'} AS s, ['a', NULL] AS l, '\\x00\\xFF'::BLOB AS b"
+    )
+    assert ended.stdout == 's\tl\tb\n{"n": 1, "at": "2026-11-19 12:00:00"}\t["a", null]\t\0\\xff\n'
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (
+            {"partition": 0, "value": bytes(17), "at": NOON},
+            '{"partition": 0, "value": "<17 bytes>", "at": "2026-11-19 12:00:00"}',
+        ),
+        ([1.5, float("nan"), None, "ü"], '[1.5, "nan", null, "ü"]'),
+        (bytes(1024), "<1,024 bytes>"),
+        (b"\0\0\0\x05", "0x00000005"),
+        (b'{"page": "/\xff"}', '{"page": "/\\xff"}'),  # a reject
+    ],
+)
+def test_value_that_is_no_text_is_readable_on_a_terminal(value: Any, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=100, force_terminal=True, file=(file := io.StringIO()))
+    monkeypatch.setattr(cli, "console", lambda: console)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cli.table(["value"], [[value]])
+    assert file.getvalue().splitlines()[1].rstrip() == shown
 
 
 def test_query_over_its_time_ends_with_one_sentence(run):

@@ -298,8 +298,9 @@ def finite(value: Any) -> Any:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
     """Rows for a person; where nobody looks (a pipe, a file), columns are parted by tabs and nothing is cut."""
-    cells = [[cell(value) for value in row] for row in rows]
-    if not sys.stdout.isatty():
+    looked_at = sys.stdout.isatty()
+    cells = [[cell(value, looked_at) for value in row] for row in rows]
+    if not looked_at:
         typer.echo("\t".join(columns))
         for row in cells:
             typer.echo("\t".join(one_line(value) for value in row))
@@ -317,11 +318,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence
     console().print(shown)
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, looked_at: bool = True) -> str:
+    """A value in a table; what has values inside is JSON. Of bytes that are no text, as a sketch, who looks sees how many."""
     if value is None:
         return ""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S") + (f".{value.microsecond:06d}" if value.microsecond else "")
+    if isinstance(value, dict | list):
+        return json.dumps(finite(value), default=lambda inside: cell(inside, looked_at), ensure_ascii=False)
+    if isinstance(value, bytes) and looked_at and b"\0" in value:
+        return f"0x{value.hex()}" if len(value) <= 16 else f"<{len(value):,} bytes>"
     return value if isinstance(value, str) else str(plain(value)) if isinstance(value, bytes | date) else str(value)
 
 
