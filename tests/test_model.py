@@ -92,6 +92,10 @@ TOPICS = {
     "sizes of an INT": (lambda: topic(schema="page INT(3,1), at TIMESTAMP"), "column page has type INT(3,1); only DECIMAL"),
     "too precise": (lambda: topic(schema="page DECIMAL(39,1), at TIMESTAMP"), "column page has type DECIMAL(39,1); only DECIMAL"),
     "array type": (lambda: topic(schema="page ARRAY<STRING>, at TIMESTAMP"), 'cannot read "page ARRAY<STRING>" in the schema'),
+    "length": (
+        lambda: topic(schema="page VARCHAR(10), at TIMESTAMP"),
+        'cannot read "page VARCHAR(10)" in the schema; write "name TYPE [NOT NULL] [COMMENT \'meaning, unit\']"; types are',
+    ),
     "column without type": (lambda: topic(schema="page, at TIMESTAMP"), 'cannot read "page" in the schema; write "name TYPE'),
     "empty schema": (lambda: topic(schema=""), 'cannot read "" in the schema'),
     "column with a capital": (lambda: topic(schema="page STRING, At TIMESTAMP"), "column name At is not lower case"),

@@ -80,7 +80,8 @@ def columns(schema: str, owner: str) -> tuple[Column, ...]:
         match = COLUMN.fullmatch(part)
         if not match:
             raise DeclarationError(
-                f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL] [COMMENT \'meaning, unit\']"'
+                f'{owner}: cannot read "{part.strip()}" in the schema; write "name TYPE [NOT NULL] [COMMENT \'meaning, unit\']"; '
+                f"types are {', '.join(TYPES)}, and DECIMAL(precision, scale)"
             )
         name, kind, required = match[1], re.sub(r"\s", "", match[2].upper()), bool(match[3])
         refuse_if(kind.split("(")[0] not in TYPES, f"{owner}: column {name} has type {kind}; types are {', '.join(TYPES)}")
