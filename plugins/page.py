@@ -123,14 +123,16 @@ class Answers:
         return {"marks": [[r["mark"], r["pv"], r["uv"]] for r in rows if r["mark"] >= newest - HOUR]}
 
     def pages(self) -> dict[str, Any]:
-        """The busiest pages at the newest mark, each with its page views at the mark an hour before."""
+        """The busiest pages at the newest mark, each with its page views at the mark an hour before; a long name is cut."""
+        from tidemark import report
+
         since = self.since("last_hour")
         if not since:
             return {"pages": [], "of": 0}
         rows = self.ask(
             f"""WITH marks AS (SELECT page, mark, pv, uv FROM last_hour WHERE {since}),
                      newest AS (SELECT max(mark) AS newest FROM marks)
-                SELECT n.page, n.pv, n.uv, b.pv AS before
+                SELECT {report.cut("n.page")} AS page, n.pv, n.uv, b.pv AS before
                 FROM marks n LEFT JOIN marks b ON b.page = n.page AND b.mark = n.mark - INTERVAL 1 HOUR
                 WHERE n.mark = (SELECT newest FROM newest) ORDER BY n.pv DESC, n.page""",
             "last_hour",

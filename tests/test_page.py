@@ -266,6 +266,19 @@ def test_pages_are_those_of_the_last_mark_that_is_whole(opened, tmp_path):
     assert answer(opened(settings), "pages") == {"pages": [{"page": "/", "pv": 100, "uv": 1, "before": 80}], "of": 1}
 
 
+def test_a_page_of_a_long_name_is_beside_its_own_hour_before_and_cut(opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    now = datetime(2026, 11, 19, 13, tzinfo=UTC)
+    before = now - timedelta(hours=1)
+    name = "/" + "🚀" * 300
+    seen = [(name + "one", now, 9), (name + "one", before, 8), (name + "two", now, 7), (name + "two", before, 6)]
+    rows = [{"page": page, "mark": at, "pv": pv, "uv": 1, "settled": False, "day": at.date()} for page, at, pv in seen]
+    page_lake.write(settings, "views/last_hour", rows, "live/20261119T12-all-aa")
+    shown = {"page": f"{name[:199]}…", "uv": 1}
+    pages = [{**shown, "pv": 9, "before": 8}, {**shown, "pv": 7, "before": 6}]
+    assert answer(opened(settings), "pages") == {"pages": pages, "of": 2}
+
+
 @pytest.mark.parametrize(("ahead", "shown"), [(0, [0, 5, 10]), (3, [0, 5]), (10, [0]), (60, [0, 5, 10])])
 def test_a_mark_that_the_stream_still_fills_is_not_shown(opened, tmp_path, ahead, shown):
     #   marks   0    5    10

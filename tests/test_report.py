@@ -199,13 +199,28 @@ def test_hours_are_those_of_the_clock_and_days_of_other_lengths_stand_beside_the
 
 
 def test_text_of_the_data_is_shown_as_text(settings):
-    long = "/" + "x" * 300
-    publish(settings, "new", {DAY: {EVIL: [3], "=1+1": [2], long: [1], "\u202egnp.exe": [1], "日本 🚀": [1]}}, reason=EVIL)
+    whole = "/" + "x" * 199
+    publish(settings, "new", {DAY: {EVIL: [3], "=1+1": [2], whole: [1], "\u202egnp.exe": [1], "日本 🚀": [1]}}, reason=EVIL)
     page = report(settings, CATALOG, DAY)
-    assert [r[0] for r in rows(page, "By page")] == [EVIL, "=1+1", long, "\u202egnp.exe", "日本 🚀"]
+    assert [r[0] for r in rows(page, "By page")] == [EVIL, "=1+1", whole, "\u202egnp.exe", "日本 🚀"]
     text = page.read_text()
     assert "<script" not in text and text.count("&lt;script&gt;") == 3  # the table, the picture, the run's reason
     assert {r[3] for r in numbers(page) if r[1] == "daily_traffic"} >= {EVIL, "'=1+1"}
+
+
+def test_long_names_are_cut_and_those_that_begin_alike_stay_apart(settings, monkeypatch):
+    one, two, shown = (f"/{'🚀' * n}{end}" for n, end in ((250, "one"), (250, "two"), (198, "…")))
+    publish(settings, "new", {DAY: {one: [1, 2], two: [30, 40]}})
+    drawn = []
+    monkeypatch.setattr(engine, "draw_grid", lambda _, names, values, clock: drawn.append((names, values)))
+    page = report(settings, CATALOG, DAY)
+    assert drawn == [([shown, shown], {(0, 0): 30, (0, 1): 40, (1, 0): 1, (1, 1): 2})]
+    assert [r[:2] for r in rows(page, "By page")] == [[shown, "70"], [shown, "3"]]
+    of_pages = [r[3:] for r in numbers(page) if r[0] == "By page" and r[2] == str(DAY) and r[4] == "pv"]
+    hours = [f"{shown} {DAY}T0{n}:00:00+00:00" for n in (0, 1, 0, 1)]
+    assert of_pages == [
+        [name, "pv", n] for name, n in zip((shown, shown, *hours), ("70", "3", "30", "40", "1", "2"), strict=True)
+    ]
 
 
 def test_a_page_asks_no_network_and_runs_nothing(settings):
@@ -418,13 +433,14 @@ def test_an_empty_lake_has_its_report(settings):
 def test_every_other_pipeline_has_its_section_with_the_newest_rows_of_each_view(settings):
     at = datetime(2024, 11, 20, 10, tzinfo=UTC)
     spoken = [
-        {"second": at + timedelta(seconds=n), "word": w, "count": n, "settled": True, "day": DAY} for n, w in enumerate("ab")
+        {"second": at + timedelta(seconds=n), "word": word, "count": n, "settled": True, "day": DAY}
+        for n, word in enumerate(("a", "潮" * 300))
     ]
     put(settings, "word_counts", "runs/new", [*spoken, {**spoken[0], "word": EVIL, "count": 7}])
     page = report(settings, CATALOG, DAY)
     assert says(page, "Word counts") == "word_counts: 3 rows (0 the day before)."
     assert rows(page, "Word counts") == [
-        ["2024-11-20 10:00:01 UTC", "b", "1"],
+        ["2024-11-20 10:00:01 UTC", "潮" * 199 + "…", "1"],
         ["2024-11-20 10:00:00 UTC", EVIL, "7"],
         ["2024-11-20 10:00:00 UTC", "a", "0"],
     ]

@@ -39,6 +39,8 @@ SECONDS = 600
 SITE_DAYS = "site_daily_traffic"
 LISTED, BY_HOUR, IN_CSV, TREND, NEWEST = 15, 12, 1000, 28, 10
 """How many pages are listed, shown by hour, and kept in the CSV; how many days the trend has; how many rows of other views."""
+LONGEST = 200
+"""The most characters of a text of the data that are shown, in the CSV too; the last of one that is cut is `…`."""
 
 # What pictures are drawn in, and the names by which the page's style colours them, light or dark.
 COLOURS = {name: f"#0{n}0{n}0{n}" for n, name in enumerate(("ink", "muted", "line", "now", "before", "week"), 1)}
@@ -216,6 +218,11 @@ def ask(settings: Settings, catalog: Catalog, sql: str) -> list[dict[str, Any]]:
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
+def cut(column: str) -> str:
+    """SQL for the text of a column as it is shown: a long one is cut."""
+    return f"CASE WHEN length({column}) > {LONGEST} THEN left({column}, {LONGEST - 1}) || '…' ELSE {column} END"
+
+
 def listed(days: Iterable[date]) -> str:
     return ", ".join(f"DATE '{day}'" for day in days)
 
@@ -334,11 +341,14 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
     columns = ", ".join(f"{name}.{m} AS {m}_{name}" for name in held for m in measures)
     joins = " ".join(f"LEFT JOIN {days} {n} ON {n}.page = now.page AND {n}.day = DATE '{held[n]}'" for n in ("before", "week"))
     busiest = f"WHERE now.day = DATE '{good}' ORDER BY now.pv DESC, now.page LIMIT"
-    of_pages = ask(
-        settings, catalog, f"SELECT now.page, count(*) OVER () AS pages, {columns} FROM {days} now {joins} {busiest} {IN_CSV}"
+    named = f"{cut('now.page')} AS page, count(*) OVER () AS pages"
+    of_pages = ask(settings, catalog, f"SELECT {named}, {columns} FROM {days} now {joins} {busiest} {IN_CSV}")
+    # By rank: names that are cut may be the same.
+    among = f"SELECT now.page, row_number() OVER (ORDER BY now.pv DESC, now.page) - 1 AS rank FROM {days} now {busiest} {BY_HOUR}"
+    both = (
+        f"SELECT rank, day, hour, pv, uv FROM {hours} JOIN ({among}) USING (page) WHERE day = DATE '{good}' ORDER BY rank, hour"
     )
-    among = f"page IN (SELECT now.page FROM {days} now {busiest} {BY_HOUR})"
-    of_both = ask(settings, catalog, f"SELECT * FROM {hours} WHERE day = DATE '{good}' AND {among} ORDER BY page, hour")
+    of_both = ask(settings, catalog, both)
 
     last = int((midnight(good + DAY, settings.tz) - midnight(good, settings.tz)) / HOUR)
     clock = [(midnight(good, settings.tz) + n * HOUR).astimezone(settings.tz).hour for n in range(last)]
@@ -369,7 +379,7 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
         recent = {d: site[d][m] for d in (good - n * DAY for n in range(TREND)) if d in site}
         trends.append((label, picture(f"{label} by day", (5.2, 2.0), draw_days, recent, good)))
     shown = [r["page"] for r in of_pages[:BY_HOUR]]
-    views = {(r["page"], nth(r)): r["pv"] for r in of_both}
+    views = {(r["rank"], nth(r)): r["pv"] for r in of_both}
     size = (10.6, 0.5 + 0.27 * len(shown))
     grid = picture("Page views by page and hour", size, draw_grid, shown, views, clock) if shown else ""
     heads = [column for label in measures.values() for column in (label.lower(), *others)]
@@ -389,7 +399,7 @@ def traffic(settings: Settings, catalog: Catalog, day: date) -> Shown:
         tables=[Table(("page", *heads), pages, heads)],
         figures=[
             *(Figure(days, held[n], r["page"], m, r[f"{m}_{n}"]) for r in of_pages for n in held for m in measures),
-            *(Figure(hours, good, f"{r['page']} {r['hour'].isoformat()}", m, r[m]) for r in of_both for m in measures),
+            *(Figure(hours, good, f"{shown[r['rank']]} {r['hour'].isoformat()}", m, r[m]) for r in of_both for m in measures),
         ],
     )
     weeks = Section(
@@ -448,12 +458,11 @@ def newest_of(view: View, day: date | str, limit: int) -> str:
 
 
 def shown_as(value: Any) -> str:
-    """A cell of any type as text."""
+    """A cell of any type as text; a long one is cut."""
     if isinstance(value, datetime):
         return instant(value)
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "–" if value is None else str(value)
+    said = "–" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
 
 
 def differences(settings: Settings, catalog: Catalog, day: date, runs: Sequence[lake.Run]) -> Section:
@@ -747,13 +756,13 @@ def draw_days(axes: Axes, values: Mapping[date, int], day: date) -> None:
     thousands(axes)
 
 
-def draw_grid(axes: Axes, pages: Sequence[str], values: Mapping[tuple[str, int], int], clock: Sequence[int]) -> None:
-    """A cell for each page and hour, the fuller the more; the busiest page on top."""
+def draw_grid(axes: Axes, pages: Sequence[str], values: Mapping[tuple[int, int], int], clock: Sequence[int]) -> None:
+    """A cell for each page, by its place among `pages`, and hour, the fuller the more; the busiest page on top."""
     from matplotlib.patches import Rectangle
 
     most = max(values.values(), default=1)
-    for (page, hour), count in values.items():
-        place = (hour + 0.03, pages.index(page) + 0.06)
+    for (rank, hour), count in values.items():
+        place = (hour + 0.03, rank + 0.06)
         axes.add_patch(Rectangle(place, 0.94, 0.88, color=COLOURS["now"], alpha=0.06 + 0.94 * count / most, linewidth=0))
     hour_axis(axes, clock)
     axes.set_ylim(len(pages), 0)
