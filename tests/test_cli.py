@@ -30,7 +30,7 @@ from typer.testing import CliRunner, Result
 from tidemark import __main__ as cli
 from tidemark import airflow, compare, kafka, lake, local, pipelines, session, settle, speed, watch
 from tidemark.local import Lease
-from tidemark.model import Catalog, Topic
+from tidemark.model import Catalog, Topic, expect
 from tidemark.pipelines import CATALOG
 from tidemark.settings import Settings
 
@@ -374,6 +374,16 @@ def test_mistake_in_a_pipeline_is_one_sentence_with_its_place(tmp_path, environm
     ended = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert ended.stderr.startswith(f"tidemark: {copy / 'pipelines' / 'mine.py'}:{line}: {why}")
+
+
+def test_misspelt_check_is_one_sentence(run, monkeypatch):
+    topic = Topic("t", None, 1, "a STRING NOT NULL", "kafka.timestamp", checks=(expect("ExpectColumnToExit", column="a"),))
+    monkeypatch.setattr("tidemark.pipelines.CATALOG", Catalog({"t": topic}, {}, {}))
+    done = run("tables")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(
+        "tidemark: topic t: Great Expectations has no ExpectColumnToExit; the nearest are ExpectColumnToExist,"
+    )
 
 
 # ---- help

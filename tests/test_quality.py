@@ -9,13 +9,14 @@ import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark import lake, quality, settle
-from tidemark.model import Check, Live, Topic, View, catalog, expect, midnight, rollup, view
+from tidemark.model import Catalog, Check, DeclarationError, Live, Topic, View, catalog, expect, midnight, rollup, view
 from tidemark.quality import Judged, Verdict
 
 START, END = datetime(2026, 11, 19, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
@@ -63,6 +64,44 @@ def with_checks(*checks: Check) -> View:
 
 def not_passed(verdicts: list[Verdict]) -> dict[str, str]:
     return {v.check: v.outcome for v in verdicts if v.outcome != "passed"}
+
+
+# ------------------------------------------------------------------------------------------------------------ misspelt
+
+
+@pytest.mark.parametrize(
+    ("check", "says"),
+    [
+        (
+            expect("ExpectColumnValuesToBeBetwen", column="pv", min_value=1),
+            "Great Expectations has no ExpectColumnValuesToBeBetwen; the nearest are ExpectColumnValuesToBeBetween, ",
+        ),
+        (
+            expect("ExpectColumnValuesToBeBetween", column="pv", min_valu=1),
+            "ExpectColumnValuesToBeBetween takes no min_valu; the nearest are min_value, ",
+        ),
+        (expect("Expectation", column="pv"), "Great Expectations has no Expectation; the nearest are "),
+    ],
+    ids=["name", "argument", "base class"],
+)
+def test_check_that_is_misspelt_is_refused_with_its_table_and_the_nearest_names(check, says):
+    right = expect("ExpectColumnValuesToBeBetween", column="pv", min_value=1)
+    view = with_checks(right, check)
+    with pytest.raises(DeclarationError, match=f"^view hourly_traffic: {says}"):
+        quality.refuse_misspelt(Catalog({}, {}, {view.name: view}))
+    view = with_checks(right)
+    quality.refuse_misspelt(Catalog({}, {}, {view.name: view}))
+
+
+def test_names_and_arguments_are_those_that_great_expectations_takes():
+    import great_expectations.expectations as library
+
+    known = quality.gallery()
+    kinds: dict[str, Any] = {n: kind for n, kind in vars(library).items() if isinstance(kind, type) and n != "Expectation"}
+    assert known.keys() == kinds.keys()
+    assert {n for n, arguments in known.items() if arguments} >= {"UnexpectedRowsExpectation", "ExpectColumnValuesToBeBetween"}
+    for name, arguments in known.items():
+        assert not arguments or {*arguments} == {*kinds[name].__fields__, "metadata"}, name
 
 
 # --------------------------------------------------------------------------------------------------------- own checks

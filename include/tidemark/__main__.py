@@ -186,7 +186,12 @@ def settings() -> Settings:
 
 
 def catalog() -> Catalog:
-    """What the pipelines declare. A mistake of Python in one of their files is `Wrong`, with its place."""
+    """What the pipelines declare. A mistake of Python in one of their files is `Wrong`, with its place.
+
+    Raises `DeclarationError` for a check that is misspelt, which else the first run to ask it would find.
+    """
+    from tidemark import quality
+
     try:
         from tidemark.pipelines import CATALOG
     except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
@@ -194,6 +199,7 @@ def catalog() -> Catalog:
             raise
         said = error.msg if isinstance(error, SyntaxError) else error
         raise Wrong(f"{where}: {type(error).__name__}: {said}") from error
+    quality.refuse_misspelt(CATALOG)
     return CATALOG
 
 
