@@ -82,6 +82,7 @@ def at(hour: int, minute: int = 0, day: date = DAY) -> datetime:
 
 
 NEXT = DAY + timedelta(days=1)
+END = at(0, 0, NEXT + timedelta(days=1))
 #  seq  partition  from, until  stream time
 BATCHES = (
     (7, 0, 0, 10, at(12)),
@@ -114,9 +115,12 @@ def explained(spark: Any, tmp_path: Path, events: Sequence[tuple[int, int, datet
         }
         for seq, partition, start, end, time in BATCHES
     ]
-    # Another stream was at 12:30 a minute before.
+    # Another stream was at 12:30 a minute before. Where they are not quiet, both have come to the end of all days since.
     alarms = {"stream": "alarms", "topic": "ads", "stream_time": at(12, 30), "finished_at": at(11, 59)}
     entered.append({**entered[0], **alarms})
+    if "quiet" not in more:
+        last = {"from_offset": 5000, "until_offset": 5000, "seq": 10}
+        entered += [{**one, **last, **dict.fromkeys(("stream_time", "finished_at"), END)} for one in entered[-2:]]
     lake.append(ledger, lake.Batch("main", 7, 9), rows_of(ledger, entered))
     records = [
         {
@@ -170,15 +174,19 @@ def rows_of(table: lake.Table, rows: list[dict[str, Any]]) -> list[Any]:
         ([(0, 19, at(12, 30))], {"pin": 8}, []),
         ([(0, 20, at(12, 30))], {"finished": {9: datetime.now(UTC) + timedelta(hours=1)}}, [12]),
         # the stream had ended half a minute after batch 9, and two minutes after it
-        ([(0, 20, at(12, 30))], {"lived": {"main": at(13) + timedelta(seconds=30)}}, [12]),
-        ([(0, 20, at(12, 30))], {"lived": {"main": at(13, 2)}}, []),
+        ([(0, 20, at(12, 30))], {"lived": {"main": at(13) + timedelta(seconds=30)}}, [*range(12, 48)]),
+        ([(0, 20, at(12, 30))], {"lived": {"main": at(13, 2)}}, [*range(14, 48)]),
         ([(0, 20, at(12, 30))], {"lived": {"alarms": at(13)}}, []),
         ([(0, 10, at(12, 30)), (0, 20, at(11, 30))], {"published": 8}, [11]),
         ([(0, 0, at(1))], {"published": 7}, []),
         # marks are computed again once they are two hours old, and stream time is 13:00
         ([(0, 10, at(11, 30))], {}, []),
-        ([(0, 10, at(11, 30))], {"view": MARKS}, [11]),
+        ([(0, 10, at(11, 30))], {"view": MARKS, "quiet": True}, [11, *range(14, 48)]),
         ([(0, 0, at(11, 30))], {"view": MARKS, "published": 9}, []),
+        # stream time came to 13:00, and no further
+        ([(0, 0, at(10))], {"view": held, "quiet": True}, [NEXT]),
+        ([(0, 0, at(10))], {"view": held, "quiet": True, "published": 9}, []),
+        ([(0, 10, at(12, 30))], {"view": replace(hours, lookback="2 hours"), "quiet": True}, [*range(14, 48)]),
         # what a row looks at
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookback="1 hour")}, [5, 6]),
         ([(0, 0, at(5, 30))], {"view": replace(hours, lookahead="1 hour")}, [4, 5]),

@@ -90,6 +90,18 @@ class Arrivals:
         self.spark, self.settings, self.lived = spark, settings, lived or {}
         self.known: dict[tuple[Any, ...], list[Span]] = {}
 
+    def due(self, stream: str, live: Live) -> datetime:
+        """Until when what a stream has read is sure to be in its live views: two refreshes before now, or before its end."""
+        now = datetime.now(UTC)
+        return min(now, self.lived.get(stream, now)) - 2 * duration(live.every)
+
+    def come(self, stream: str, due: datetime) -> datetime | None:
+        """The stream time that a stream had come to by an instant; None before its first batch."""
+        with query.connect(self.settings, Catalog({}, {}, {}), ["ledger"]) as db:
+            asked = "SELECT max(stream_time) FROM ledger WHERE stream = $stream AND finished_at <= $due"
+            ((found,),) = db.execute(asked, {"stream": stream, "due": due}).fetchall()
+        return found
+
     def once(self, asked: tuple[Any, ...], make: Callable[[], DataFrame]) -> list[Span]:
         """The spans that `make` gives, `first` and `last`, computed once."""
         if asked not in self.known:
@@ -286,7 +298,8 @@ def spans_of_late(
     and of views of days it looks at whole ones.
     What is live (`pins` is None) need not have an event that came when stream time, that of its own batch or of the stream that
     refreshes the view, was past it by more than `back`, nor one that came within the last two `every` that the stream ran, nor,
-    where marks are computed again once they are `back` old, one that stream time is not past by twice that.
+    where marks are computed again once they are `back` old, one that stream time is not past by twice that. Nor need it have a
+    row whose time stream time had not come to: of a table on a quiet day, or one that looks back, after the last event.
     What a run has published need not have one beyond that run's `pins`, and this run need not have one beyond its own.
     An event's batch is the ledger's by topic, partition and offset. A DATE is as long as its business day, an instant an hour.
     A row that reads a table, or joins with a topic's changes, looks at every change before it.
@@ -309,6 +322,10 @@ def spans_of_late(
         for hour in arrivals.once(asked, late):  # page and site, hour and day look at the same
             first, last = looking(*hour)[declared.name]
             spans.append({"start": first - length, "end": NEVER if earlier else last + MOMENT})
+    if pins is None and (come := arrivals.come(stream, arrivals.due(stream, live))):
+        tz = arrivals.settings.tz
+        beyond = midnight(come.astimezone(tz).date() + DAY, tz) if has_dates(arrivals.settings, declared) else come + MOMENT
+        spans.append({"start": beyond, "end": NEVER})
     at = pa.timestamp("us", "UTC")
     return arrivals.spark.createDataFrame(pa.Table.from_pylist(spans, pa.schema({"start": at, "end": at})))
 
@@ -330,8 +347,7 @@ def hours_of_late(
     files = arrivals.files(topic, days, earlier)
     unsure = {f.path for f in files if not f.live or lake.beyond(own, f, "hi")}
     if pins is None:
-        back, now = duration(live.back), datetime.now(UTC)
-        due = min(now, arrivals.lived.get(stream, now)) - 2 * duration(live.every)
+        back, due = duration(live.back), arrivals.due(stream, live)
         lacking |= (batch["stream_time"] > at + F.lit(back)) | (batch["finished_at"] > F.lit(due))
         times = [r["stream_time"] for r in lake.newest_batch(arrivals.settings, stream) if r["stream_time"]]
         recent = max(times) - 2 * back if coarse and times else None
