@@ -14,7 +14,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from laws import log_of
+from laws import TOOK, log_of
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
@@ -350,7 +351,11 @@ def of_prices(prices, period):
 
 def over_two_prices(spark, settings, first: str, second: str) -> settle.Settling:
     """A settling of October 25 over the log of two prices."""
-    log = log_of(spark, PRICES, [{"at": first}, {"at": second}])
+    return over(spark, settings, log_of(spark, PRICES, [{"at": first}, {"at": second}]))
+
+
+def over(spark, settings, log) -> settle.Settling:
+    """A settling of October 25 over a log."""
     settling = settle.Settling(settings, CLOSES, Run("r", "running", ["2026-10-25"], "test", "", "", {}), print)
     settling.spark, settling.log_of = spark, lambda topic, days: log.where(F.col("day").isin(list(days)))
     return settling
@@ -379,6 +384,42 @@ def test_where_midnight_cuts_a_pane_days_rolled_one_by_one_have_all_of_it_as_tho
             assert found == [{"day": date(2026, 10, 24), "hour": datetime(2026, 10, 24, 18, tzinfo=UTC), "prices": 2}]
     finally:
         spark.conf.set("spark.tidemark.zone", "UTC")
+
+
+#   24th  10:00 ---- 23:50  23:55 )[ 25th  00:05 ---- 10:00        a quarter of an hour to either side is looked at
+@pytest.mark.parametrize(
+    ("event_time", "told", "wanted"),
+    [
+        # A repeat as it was.
+        ("at", "x 24T23:50, x 24T23:50, y 25T00:05", "24T23:50 x x y, 25T00:05 y x y"),
+        # Another time: both in the margin, the first before it, the first within, and of the day after.
+        ("at", "x 24T23:50, x 24T23:55, y 25T00:05", "24T23:50 x x y, 25T00:05 y x y"),
+        ("at", "x 24T10:00, x 24T23:50, y 25T00:05", "24T10:00 x x, 25T00:05 y y"),
+        ("at", "x 24T23:50, x 24T10:00, y 25T00:05", "24T23:50 x x y, 25T00:05 y x y"),
+        ("at", "x 25T10:00, x 25T00:05, y 24T23:55", "24T23:55 y y, 25T10:00 x x"),
+        # Of two days it is an event of each.
+        ("at", "x 24T23:55, x 25T00:05", "24T23:55 x x x, 25T00:05 x x x"),
+        # Where Kafka's is the time, an honest repeat has another one.
+        ("kafka.timestamp", "x 24T10:00, x 24T23:50, y 25T00:05", "24T10:00 x x, 25T00:05 y y"),
+        ("kafka.timestamp", "x 24T23:55, x 25T00:05", "24T23:55 x x x, 25T00:05 x x x"),
+    ],
+)
+def test_nights_take_an_id_that_is_told_again_as_a_replay_of_their_days_does(spark, settings, event_time, told, wanted):
+    topic = Topic("t", key="id", partitions=3, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", id="id", event_time=event_time)
+
+    @view(reads={"calls": topic}, key=("at", "id"), time="at", lookback="15 minutes", lookahead="15 minutes")
+    def near(calls):
+        around = Window.orderBy(F.unix_seconds("at")).rangeBetween(-900, 900)
+        return calls.select("at", "id", F.array_join(F.sort_array(F.collect_list("id").over(around)), " ").alias("ids"))
+
+    calls = [(one, f"2026-10-{at}:00Z") for one, at in map(str.split, told.split(", "))]
+    took = [{TOOK: at} if event_time == "kafka.timestamp" else {} for _, at in calls]
+    log = log_of(spark, topic, [{"id": one, "at": at, **its} for (one, at), its in zip(calls, took, strict=True)])
+    read, (first, second) = over(spark, settings, log).read, (settle.period(settings, date(2026, 10, n)) for n in (24, 25))
+    for spans in ([first, second], [(first[0], second[1])]):
+        rows = fold.union([fold.answers(spark, near, near, read, *span, settled=True, merged=True) for span in spans])
+        found = sorted(f"{r['at']:%dT%H:%M} {r['id']} {r['ids']}" for r in rows.toArrow().to_pylist())
+        assert ", ".join(found) == wanted
 
 
 @pytest.mark.parametrize(

@@ -667,6 +667,25 @@ def test_inputs_are_cut_to_the_period_typed_once_and_merged(spark):
     assert found["events"].columns == [c.name for c in WIDE.columns]
 
 
+@pytest.mark.parametrize("told", ["at", "kafka.timestamp"])
+def test_an_id_that_is_told_again_in_the_margin_is_of_the_time_it_had_first(spark, told):
+    """A night looks at the end of the day before, a replay at all of it: both take the same one. What is live may not.
+
+    day  [ 16 ----- x 10:00 ------ [23:45 - x, y 23:50 )[ 17 ----- z 10:00 ------)
+    """
+    topic, day = replace(WIDE, event_time=told), "2026-11-{}:00Z".format
+    times = [("x", day("16T10:00")), ("x", day("16T23:50")), ("y", day("16T23:50")), ("z", day("17T10:00"))]
+    log = fold.judged(topic, records(spark, [(event(id=i, at=at), datetime.fromisoformat(at)) for i, at in times]))
+    low = START - timedelta(minutes=15)
+    bounds = spark.createDataFrame([(low, END)], "start TIMESTAMP, end TIMESTAMP")
+    settled, live = (
+        fold.inputs({"events": topic}, lambda *_: log, low, END, bounds, bounds, live=live)["events"] for live in (False, True)
+    )
+    assert settled.columns == live.columns == [c.name for c in topic.columns]
+    assert sorted(r["id"] for r in settled.collect()) == ["y", "z"]
+    assert sorted(r["id"] for r in live.collect()) == ["x", "y", "z"]  # which knows of no 10:00: it reads some files alone
+
+
 def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spark):
     def broken(views):
         return views.groupBy("no_such_column").count()

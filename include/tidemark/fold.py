@@ -332,12 +332,13 @@ def event_time(topic: Topic) -> Expression:
 def once(topic: Topic, events: DataFrame) -> DataFrame:
     """Accepted records distinct by the topic's `id` in each business day: the lowest Kafka timestamp, partition, offset wins.
 
-    A repeat has its event's time. Where a faulty client gives one id two, a day's answer still is of its own log, whatever else
-    is looked at and however many days are computed at once; so are its checks.
+    A repeat has its event's time. Where a faulty client gives one id two, or the time is Kafka's own, a day's answer still is of
+    its own log, whatever else is looked at and however many days are computed at once; so are its checks. For that `events` must
+    be whole days.
     """
     if topic.id is None:
         return events
-    names = [c.name for c in topic.columns]
+    names = [c for c in events.columns if c != "kafka"]
     order = F.struct("kafka.timestamp", "kafka.partition", "kafka.offset")
     rest = F.struct(*(n for n in names if n != topic.id))
     first = events.groupBy(topic.id, functions.day(event_time(topic))).agg(F.min_by(rest, order).alias("_first"))
@@ -707,16 +708,26 @@ def described(declared: Declared, schema: StructType) -> StructType:
 
 
 Read = Callable[[Declared, datetime | None, datetime], "DataFrame"]
-"""A table's rows of at least `[low, high)`, all before `high` where `low` is None: of a topic its log, of a rollup any rows
-that merge, of a view what is written."""
+"""A table's rows of at least `[low, high)`, all before `high` where `low` is None: of a topic its log, by whole business days
+unless live, of a rollup any rows that merge, of a view what is written."""
 
 
 def handed_in(
-    source: Source, rows: DataFrame, bounds: DataFrame, period: DataFrame, repeats: bool = False, merged: bool = False
+    source: Source,
+    rows: DataFrame,
+    bounds: DataFrame,
+    period: DataFrame,
+    repeats: bool = False,
+    merged: bool = False,
+    live: bool = False,
 ) -> DataFrame:
     """What a view's function is handed of one source: topics are typed and distinct by `id` (or with their `repeats`), rollups
     merged (by whoever read them, if they are `merged`), views as they are, of the time in `bounds`. Of a topic's changes all that
     come before the end of `bounds`; a table as of the end of `period`.
+
+    Of a topic `rows` are whole business days, so that an id that was told outside `bounds` and again within is of its first time:
+    for 1.1 (visits) to 1.3 (study days) of the CPU. What is `live` reads some files alone, since to look through the day every
+    second would cost too much: there it may be of the second time until the day is settled.
     """
     if isinstance(source, Changes):
         return changes(source.topic, rows, bounds)
@@ -724,8 +735,10 @@ def handed_in(
         return table(source, rows, period)
     if isinstance(source, Topic):
         events = accepted(source, rows).withColumn("_event_time", event_time(source))
+        if not (repeats or live):
+            events = once(source, events)
         held = within(events, "_event_time", bounds).drop("_event_time")
-        return held if repeats else once(source, held)
+        return once(source, held) if live and not repeats else held
     if isinstance(source, Rollup):
         held = within(rows, source.time, bounds)
         return held.select(*source.key, *source.merge) if merged else merge(source, held)
@@ -742,11 +755,13 @@ def inputs(
     period: DataFrame,
     repeats: Sequence[str] = (),
     merged: bool = False,
+    live: bool = False,
 ) -> dict[str, DataFrame]:
     """What a view's function is handed, by parameter: of `[low, high)`, from `bounds`, a one-row frame of the two.
 
     Tables are as of the end of `period`, a one-row frame too; they and changes are read from the beginning. Topics named in
-    `repeats` come with theirs. `merged` says that what is read of a rollup has each key once.
+    `repeats` come with theirs. `merged` says that what is read of a rollup has each key once, `live` that what is read of a topic
+    are not whole days.
     """
     found = {}
     for parameter, source in reads.items():
@@ -754,7 +769,7 @@ def inputs(
             rows = read(source.topic if isinstance(source, Changes) else source, None, high)
         else:
             rows = read(source, low, high)
-        found[parameter] = handed_in(source, rows, bounds, period, parameter in repeats, merged)
+        found[parameter] = handed_in(source, rows, bounds, period, parameter in repeats, merged, live)
     return found
 
 
@@ -778,7 +793,7 @@ def answers(
         low, ahead = since - duration(view.lookback), duration(view.lookahead)
         high = looked_at_until(until, ahead) if settled else until + ahead
         asked = period(spark, since, until)
-        handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged)
+        handed = inputs(way.reads, read, low, high, period(spark, low, high), asked, view.repeats, merged, live=not settled)
         if isinstance(way, Shortcut):
             handed = {p: as_counts(f, way.counted) if isinstance(way.reads[p], Rollup) else f for p, f in handed.items()}
         frames.append(answer(view, way.function, handed, asked, settled))
