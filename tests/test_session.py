@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from py4j import protocol as proto
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
@@ -141,7 +143,7 @@ class AtWork:
     def work(self):
         spark = session.session(self.settings, "at-work")
         threading.Thread(target=self.says, args=[spark.sparkContext.statusTracker()], daemon=True).start()
-        spark.range(10**15).selectExpr("sum(sqrt(id))").collect()
+        spark.range(10**15).selectExpr("sum(sqrt(id)) AS roots").write.parquet(str(self.settings.home / "roots"))
 
     def says(self, tracker):
         while not tracker.getActiveJobsIds():
@@ -169,6 +171,14 @@ def test_ctrl_c_in_the_middle_of_a_job_ends_a_command_with_130_and_one_sentence(
         said = running.stderr.read()
     go_on = "nothing that readers see has changed, and it goes on with: tidemark replay --run run-1"
     assert (running.returncode, said) == (130, f"tidemark: run run-1 was interrupted; {go_on}\n")
+
+
+def test_ctrl_c_while_spark_comes_up_tells_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object.__new__(SparkContext))
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    session.hush()
+    assert not raised
 
 
 COUNTS = """

@@ -690,8 +690,11 @@ def delivered_at_once(
 
 def terminated_as_interrupted() -> None:
     """SIGTERM ends a command as Ctrl-C does; SIGINT too where a shell's `&` has set it to be ignored."""
+    from tidemark import session
 
-    def interrupt(*_: Any) -> NoReturn:
+    def interrupt(number: int, *_: Any) -> NoReturn:
+        if number == signal.SIGINT:  # a person looks; what Airflow ends tells all
+            session.hush()
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
@@ -939,7 +942,7 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
     """Do a run's work with its progress shown, and show what came of it, or what Ctrl-C has left of it."""
     from rich.markup import escape
 
-    from tidemark import local, session
+    from tidemark import local
 
     terminated_as_interrupted()
     local.step_aside()
@@ -954,7 +957,6 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
 
             run = work(say)
     except KeyboardInterrupt as cut:
-        session.hush()
         typer.echo(f"tidemark: {str(cut) or 'interrupted; give the same command again'}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if json_:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -254,10 +255,8 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
 
 
 def begun(builder: SparkSession.Builder) -> SparkSession:
-    """The session, under which Ctrl-C does what it did before.
-
-    PySpark takes it for itself, to cancel what is at work, of which Spark tells a stack each. It keeps it where nobody had it.
-    """
+    """The session, under which Ctrl-C does what it did before. PySpark takes it for itself, to cancel what is at work; it keeps
+    it where nobody else had it."""
     before = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
     taken = signal.getsignal(signal.SIGINT) is not before
@@ -310,14 +309,20 @@ def not_raised_as_well(record: logging.LogRecord) -> bool:
 
 
 def hush() -> None:
-    """Have the JVM of this process, where there is one, say nothing more: else Spark tells a stack of what is cut off."""
+    """Have the JVM of this process, where there is one, say nothing more: else Spark tells a stack of what is cut off.
+
+    By a thread, which has a connection of its own: a signal comes while the main one's waits for an answer.
+    """
     if "pyspark" in sys.modules:
-        from py4j.protocol import Py4JError
         from pyspark import SparkContext
 
-        if context := SparkContext._active_spark_context:
-            with suppress(Py4JError, ConnectionError):
-                context.setLogLevel("OFF")
+        def ask() -> None:
+            with suppress(Exception):  # there is no context yet, or it only comes up, or its JVM is gone
+                SparkContext._active_spark_context.setLogLevel("OFF")  # type: ignore[union-attr]
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(5)
 
 
 def exit_code(error: BaseException, seconds: float = 1) -> int | None:
