@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StructType
 
@@ -684,6 +685,14 @@ def test_an_id_that_is_told_again_in_the_margin_is_of_the_time_it_had_first(spar
     assert settled.columns == live.columns == [c.name for c in topic.columns]
     assert sorted(r["id"] for r in settled.collect()) == ["y", "z"]
     assert sorted(r["id"] for r in live.collect()) == ["x", "y", "z"]  # which knows of no 10:00: it reads some files alone
+
+
+@pytest.mark.parametrize("said", ["to_timestmp(page)", "at +", "page, at", "array(at)"])
+def test_an_event_time_of_which_spark_makes_no_time_is_refused_with_its_topic(spark: SparkSession, said: str) -> None:
+    pipeline = SimpleNamespace(__name__="pipeline", a=replace(WIDE, event_time=said))
+    [(_, found)] = fold.schemas(spark, catalog([pipeline]))
+    assert isinstance(found, DeclarationError)
+    assert str(found).startswith(f"topic wide: event_time {said} gives no time ([") and "write a column" in str(found)
 
 
 def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spark):

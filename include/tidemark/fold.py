@@ -556,6 +556,7 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
         try:
             if isinstance(declared, Topic):
                 whole = nothing(spark, log_schema(declared))
+                refuse_event_time(declared, whole)
             elif isinstance(declared, Rollup):
                 whole = roll(declared, {p: accepted(t, frames[t.name]) for p, t in declared.topics.items()})
             else:
@@ -615,6 +616,19 @@ def code_of(catalog: Catalog) -> str:
     said += [fingerprint(declared) for declared in (*catalog.topics.values(), *catalog.derived)]
     said += [repr(inspect.getclosurevars(declared.function).nonlocals) for declared in catalog.derived]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+def refuse_event_time(topic: Topic, rows: DataFrame) -> None:
+    """Raises `DeclarationError` for an event time that is no SQL over the topic's columns, or of which no time can be made."""
+    from pyspark.errors import PySparkException
+
+    try:
+        rows.select(event_time(topic))
+    except PySparkException as error:
+        raise DeclarationError(
+            f"topic {topic.name}: event_time {topic.event_time} gives no time ({str(error).strip().splitlines()[0]}); write a "
+            f"column, kafka.timestamp, or SQL over the schema, like try_to_timestamp(text, 'yyyy-MM-dd HH:mm:ss')"
+        ) from None
 
 
 COMPARABLE = (
