@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StructType
 
@@ -693,6 +693,18 @@ def test_an_event_time_of_which_spark_makes_no_time_is_refused_with_its_topic(sp
     [(_, found)] = fold.schemas(spark, catalog([pipeline]))
     assert isinstance(found, DeclarationError)
     assert str(found).startswith(f"topic wide: event_time {said} gives no time ([") and "write a column" in str(found)
+
+
+def test_a_column_that_merges_by_distinct_and_is_no_set_is_refused_by_name(spark: SparkSession) -> None:
+    def counted(views: DataFrame) -> DataFrame:
+        return views.groupBy("page", F.date_trunc("hour", "at").alias("pane")).agg(F.count("id").alias("n"))
+
+    bad = rollup(reads={"views": WIDE}, key=("page", "pane"), time="pane", merge={"n": "distinct"})(counted)
+    found = {d.name: s for d, s in fold.schemas(spark, catalog([SimpleNamespace(__name__="pipeline", a=WIDE, b=bad)]))}
+    assert isinstance(found["counted"], DeclarationError)
+    assert (
+        str(found["counted"]) == "rollup counted: column n merges by distinct and is a BIGINT; make the set by functions.distinct"
+    )
 
 
 def test_what_reads_a_failed_declaration_fails_with_it_and_the_rest_goes_on(spark):

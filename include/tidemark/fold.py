@@ -565,6 +565,7 @@ def schemas(spark: SparkSession, catalog: Catalog) -> Iterator[tuple[Declared, S
                 refuse_unsayable(declared, whole.schema)
             if not isinstance(declared, Topic):
                 refuse_times(declared, whole.schema)
+                refuse_no_set(declared, whole.schema)
                 refuse_incomparable(declared, whole.schema)
             schema = schema_of(whole)
             frames[declared.name] = spark.createDataFrame([], schema)  # not `whole`: Spark would analyze its whole past again
@@ -684,6 +685,15 @@ def refuse_times(declared: Rollup | View, schema: StructType) -> None:
         raise DeclarationError(
             f"{owner}: its time {declared.time} is a {found}; an instant is a TIMESTAMP, a business day a DATE, of functions.day"
         )
+
+
+def refuse_no_set(declared: Rollup | View, schema: StructType) -> None:
+    """Raises `DeclarationError` for a column of a rollup that merges by distinct and is no set."""
+    for column in (c for c, merge in getattr(declared, "merge", {}).items() if merge == "distinct"):
+        if (found := schema[column].dataType.simpleString().upper()) != "BINARY":
+            raise DeclarationError(
+                f"rollup {declared.name}: column {column} merges by distinct and is a {found}; make the set by functions.distinct"
+            )
 
 
 def refuse_unsayable(view: View, schema: StructType) -> None:
