@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import runpy
 import sys
 import time
@@ -488,7 +489,9 @@ def test_a_service_that_does_not_beat_is_told_of_and_still_only_watched(plugins,
     heartbeat(config, "running", ago=120)
     found = fired(plugins.stream.StreamTrigger("main", 0.0))
     assert (found["what"], told(config)) == ("over", ["stream_down"])
-    assert "has not beaten for 120 s" in found["said"] and found["said"] in (config.state / "alerts.jsonl").read_text()
+    assert (
+        re.search(r"has not beaten for 1\d\d s", found["said"]) and found["said"] in (config.state / "alerts.jsonl").read_text()
+    )
 
 
 @pytest.mark.parametrize(("minutes", "what"), [(9, "runs"), (11, "silent")])
@@ -497,7 +500,8 @@ def test_a_service_that_has_never_beaten_is_told_of_once_a_start_is_over(plugins
     monkeypatch.setenv("TIDEMARK_STREAM_BACKEND", "service")
     found, said = plugins.stream.look("main", datetime.now(UTC) - timedelta(minutes=minutes))
     assert found == what
-    assert said == ("starting" if what == "runs" else "it has never beaten, and is watched for 660 s; its container has to begin")
+    silent = r"it has never beaten, and is watched for 6\d\d s; its container has to begin"
+    assert re.fullmatch("starting" if what == "runs" else silent, said)
 
 
 def test_a_service_that_has_never_beaten_is_told_of_once_though_one_watch_follows_another(plugins, config, monkeypatch):
