@@ -25,9 +25,9 @@ SHOWN = 30_000
     default_args={"owner": "tidemark", "pool": "light", "on_failure_callback": task_failed},
     params={
         "tables": Param(
-            "",
-            type="string",
-            pattern=r"^( *\w+ *(, *\w+ *)*)?$",  # of commas alone everything would be replayed
+            None,
+            type=["null", "string"],  # an empty `string` counts as missing, and the form could not be sent
+            pattern=r"^ *(\w+ *(, *\w+ *)*)?$",  # of commas alone everything would be replayed
             description="Rollups and views, with commas between; all where empty.",
         ),
         "first": Param(None, type=["null", "string"], format="date", description="From this day; from offset zero where empty."),
@@ -64,7 +64,7 @@ def reprocess() -> None:
         from tidemark.model import readers
         from tidemark.pipelines import CATALOG
 
-        only = [name.strip() for name in params["tables"].split(",") if name.strip()]
+        only = [name.strip() for name in (params["tables"] or "").split(",") if name.strip()]
         known = [d.name for d in CATALOG.derived]
         if wrong := [name for name in only if name not in known]:
             raise ValueError(f"there is no rollup or view {', '.join(wrong)}; there are {', '.join(known)}")
@@ -93,7 +93,7 @@ def reprocess() -> None:
             "--source",
             "{{ params.source }}",
             "--only",
-            "{{ params.tables | replace(' ', '') }}",
+            "{{ (params.tables or '') | replace(' ', '') }}",
             "--from",
             "{{ params.first or '' }}",
         ],

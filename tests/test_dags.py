@@ -54,6 +54,11 @@ for dag in bag.dags.values():
     dags[dag.dag_id] = {
         "file": dag.fileloc, "doc": dag.doc_md or "", "tags": sorted(dag.tags), "catchup": dag.catchup,
         "runs": dag.max_active_runs, "params": {n: bool(p.description) for n, p in dag.params.items()} if dag.params else {},
+        # What Airflow's form waits for: empty, and of a type that is not null too.
+        "lacks": [
+            n for n, p in dag.params.items()
+            if "null" not in p.schema.get("type", "null") and (p.value == "" or not p.has_value)
+        ],
         "timetable": type(dag.timetable).__name__,
         "deadlines": [[d.interval, d.callback.path] for d in dag.deadline or []],
         "tasks": {
@@ -125,6 +130,15 @@ def test_every_dag_says_what_it_is_and_every_task_has_an_owner_and_a_pool(parsed
         assert all(dag["params"].values()), (name, dag["params"])
         for task, one in dag["tasks"].items():
             assert one["owner"] == "tidemark" and one["pool"] in airflow.POOLS, (name, task, one)
+
+
+def test_a_form_wants_filled_in_what_has_no_default_and_nothing_that_may_be_empty(parsed: dict[str, Any]) -> None:
+    assert {name: sorted(dag["lacks"]) for name, dag in parsed["dags"].items() if dag["lacks"]} == {
+        "control": ["reason"],
+        "publish_over": ["checks", "reason", "run"],
+        "reprocess": ["reason"],
+        "rollback": ["reason", "run"],
+    }
 
 
 def test_tasks_that_start_spark_share_one_pool(parsed: dict[str, Any]) -> None:
@@ -332,13 +346,30 @@ def test_a_task_imports_the_platforms_own_files_alone(settings: Settings) -> Non
     assert done.stdout.splitlines()[-1].split() == ["day", "midnight", "tell", "tidemark"]
 
 
-@pytest.mark.parametrize(
-    ("tables", "taken"),
-    [("", True), ("visits", True), (" visits ,hourly_traffic ", True), (",", False), (" , ", False), ("visits,", False)],
-)
-def test_form_of_a_replay_takes_names_and_no_commas_alone(
-    in_airflow: None, monkeypatch: pytest.MonkeyPatch, tables: str, taken: bool
-) -> None:
+@pytest.fixture
+def reprocess(in_airflow: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(airflow.ROOT / "plugins"))
-    form = runpy.run_path(str(airflow.ROOT / "dags" / "reprocess.py"))["reprocess"]().params.get_param("tables")
-    assert form.resolve(tables, suppress_exception=True) == (tables if taken else None)
+    return runpy.run_path(str(airflow.ROOT / "dags" / "reprocess.py"))["reprocess"]()
+
+
+@pytest.mark.parametrize(
+    ("tables", "only"),
+    [
+        (None, ""),
+        ("", ""),
+        (" ", ""),
+        ("visits", "visits"),
+        (" visits ,hourly_traffic ", "visits,hourly_traffic"),
+    ],
+)
+def test_form_of_a_replay_takes_names_and_all_where_empty(reprocess: Any, tables: str | None, only: str) -> None:
+    assert reprocess.params.get_param("tables").resolve(tables) == tables
+    argv = reprocess.get_task("replay").application_args
+    told = reprocess.get_template_env().from_string(argv[argv.index("--only") + 1])
+    assert told.render(params={"tables": tables}) == only
+
+
+@pytest.mark.parametrize("tables", [",", " , ", "visits,"])
+def test_form_of_a_replay_takes_no_commas_alone(reprocess: Any, tables: str) -> None:
+    with pytest.raises(ValueError, match="does not match"):
+        reprocess.params.get_param("tables").resolve(tables)

@@ -445,6 +445,11 @@ def test_a_replay_that_was_dropped_is_not_planned_again_when_its_run_is_cleared(
         task("reprocess", "plan")(FORM | {"tables": "", "first": None}, AT)
 
 
+@pytest.mark.parametrize("tables", [None, "", " "])
+def test_a_replay_of_which_no_table_is_named_is_planned(task: Callable[[str, str], Any], tables: str | None) -> None:
+    assert task("reprocess", "plan")(FORM | {"tables": tables, "first": None}, AT) == REPLAY
+
+
 @pytest.mark.long
 def test_a_form_is_refused_with_a_sentence_and_told_to_nobody_else(settings: Settings) -> None:
     today = datetime.now(UTC).date()
