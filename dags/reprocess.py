@@ -1,5 +1,6 @@
 """Everything again from offset zero, beside the stream: checked, compared, and published when a person says so."""
 
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -145,12 +146,26 @@ def reprocess() -> None:
         retry_delay=timedelta(seconds=5),
     )
 
+    def ways(ti: Any, branch: str) -> Sequence[str]:
+        """The tasks that a branch goes on with; none where it was marked a success: of that Airflow takes every way."""
+        from airflow.providers.standard.utils.skipmixin import XCOM_SKIPMIXIN_FOLLOWED, XCOM_SKIPMIXIN_KEY
+
+        return (ti.xcom_pull(branch, key=XCOM_SKIPMIXIN_KEY) or {}).get(XCOM_SKIPMIXIN_FOLLOWED, ())
+
     @task(trigger_rule="none_failed_min_one_success", retries=1)
-    def publish(run: str) -> None:
+    def publish(run: str, ti: Any) -> None:
         """All days in one commit a table."""
+        from airflow.sdk.exceptions import AirflowFailException
+
         from tidemark import settle
         from tidemark.pipelines import CATALOG
 
+        by_itself = ways(ti, "decide") == ["publish"]
+        if not by_itself and "publish" not in ways(ti, "approve"):
+            raise AirflowFailException(
+                "approve was marked a success, and nobody has answered Publish. Clear approve, and it asks again; "
+                f"or publish it by: tidemark publish {run}"
+            )
         done = settle.publish(SETTINGS, CATALOG, run)
         if held := [f"{p.table}: {'; '.join(p.blocked)}" for p in done if p.blocked]:
             raise ValueError(f"published, but for {' | '.join(held)}")
@@ -158,15 +173,13 @@ def reprocess() -> None:
     @task(retries=1)
     def drop(run: str, ti: Any) -> None:
         """What was staged is deleted; the run's record stays."""
-        from airflow.providers.standard.utils.skipmixin import XCOM_SKIPMIXIN_FOLLOWED, XCOM_SKIPMIXIN_KEY
         from airflow.sdk.exceptions import AirflowSkipException
 
         from tidemark import lake
         from tidemark.pipelines import CATALOG
 
-        answer = ti.xcom_pull("approve", key=XCOM_SKIPMIXIN_KEY) or {}
-        if "drop" not in answer.get(XCOM_SKIPMIXIN_FOLLOWED, ()):
-            raise AirflowSkipException("nobody has answered Drop")  # of what is marked a success Airflow takes every way
+        if "drop" not in ways(ti, "approve"):
+            raise AirflowSkipException("nobody has answered Drop")
         lake.drop(SETTINGS, CATALOG, lake.run_of(SETTINGS, run))
 
     run = plan()

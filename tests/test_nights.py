@@ -373,7 +373,7 @@ FORM = {"reason": "the mistake"}
 @pytest.mark.parametrize(
     ("promote", "largest", "failed", "who"),
     [
-        pytest.param("automatically", 6, None, "itself", marks=pytest.mark.long),
+        ("automatically", 6, None, "itself"),
         ("automatically", 5, None, "a person"),
         pytest.param("automatically", 6, "site_hourly_traffic", "a person", marks=pytest.mark.long),
         pytest.param("by a person", 6, None, "a person", marks=pytest.mark.long),
@@ -389,10 +389,11 @@ def test_a_replay_goes_by_itself_where_no_more_rows_change_go_or_come_than_may_a
     lake.save(settings, run)
     compare.keep(settings, run, [])
     form = FORM | {"promote": promote, "largest": largest}
-    ended = Ended(settings, ("reprocess", form, "replay|approve|publish|drop"))
+    ended = Ended(settings, ("reprocess", form, "replay|approve|drop"))
     [tasks] = [one["tasks"] for one in ended.runs]
     assert tasks["decide"] == "success", ended.log[-4000:]
-    assert tasks["approve"] == {"itself": "skipped", "a person": "success"}[who]
+    decided = {"itself": ("skipped", "success"), "a person": ("success", "failed")}  # who was not asked, as below
+    assert (tasks["approve"], tasks["publish"]) == decided[who]
 
 
 @pytest.mark.long
@@ -420,7 +421,7 @@ def test_what_a_person_is_asked_has_the_gates_that_failed_before_the_rows_that_d
 def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(settings: Settings) -> None:
     run = recorded(settings, REPLAY, "replay", "site_hourly_traffic")
     compare.keep(settings, run, [])
-    ended = Ended(settings, ("reprocess", FORM, "replay|approve|drop"))
+    ended = Ended(settings, ("reprocess", FORM | {"answer": "Publish"}, "replay"))
     assert ended.runs[0]["tasks"]["publish"] == "failed"
     assert published(settings) == set(STAGED) - {"site_hourly_traffic"}
     said = f'published, but for site_hourly_traffic: site_hourly_traffic: "{CHECK}" failed on 12 rows'
@@ -433,8 +434,21 @@ def test_an_approval_that_is_marked_a_success_publishes_and_drops_nothing(settin
     compare.keep(settings, run, [])
     ended = Ended(settings, ("reprocess", FORM, "replay|approve"))
     [tasks] = [one["tasks"] for one in ended.runs]
-    assert (tasks["publish"], tasks["drop"]) == ("success", "skipped"), ended.log[-4000:]
-    assert published(settings) == set(STAGED)
+    assert (tasks["publish"], tasks["drop"]) == ("failed", "skipped"), ended.log[-4000:]
+    assert published(settings) == set() and lake.run_of(settings, REPLAY).state == "staged"
+    [said] = told(settings)
+    assert said["title"] == "reprocess: publish failed"
+    assert "approve was marked a success, and nobody has answered Publish." in said["text"]
+    assert said["text"].endswith(f"tidemark publish {REPLAY}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("answer", "state"), [("Publish", "published"), ("Drop", "dropped")])
+def test_a_replay_is_what_a_person_has_answered(settings: Settings, answer: str, state: str) -> None:
+    compare.keep(settings, recorded(settings, REPLAY, "replay"), [])
+    ended = Ended(settings, ("reprocess", FORM | {"answer": answer}, "replay"))
+    assert ended.runs[0]["state"] == "success", ended.log[-4000:]
+    assert lake.run_of(settings, REPLAY).state == state
 
 
 def test_a_replay_that_was_dropped_is_not_planned_again_when_its_run_is_cleared(
