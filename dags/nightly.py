@@ -93,6 +93,8 @@ def nightly() -> None:
         from tidemark import compare, lake
         from tidemark.pipelines import CATALOG
 
+        if not Path(said).exists():
+            raise ValueError("settle has left no run: it was marked a success before it had one. Clear settle")
         runs = [lake.run_of(SETTINGS, name) for name in Path(said).read_text().split()]
         of = [(run, "" if run is runs[0] else f", {compare.stretch_in_words(run.days)}") for run in runs]
         return [

@@ -193,6 +193,13 @@ def test_a_gate_that_is_marked_a_success_publishes_nothing_and_the_publication_s
     assert published(marked.settings) == set(STAGED) - {"site_hourly_traffic"}
 
 
+def test_a_settling_that_is_marked_a_success_before_it_has_a_run_is_said_to_have_left_none(
+    settings: Settings, task: Callable[[str, str], Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"^settle has left no run: .* Clear settle$"):
+        task("nightly", "tables")(str(settings.state / "runs" / f"nightly-{AT}"))
+
+
 @pytest.mark.long
 def test_a_night_whose_run_was_rolled_back_meanwhile_publishes_nothing(night: Callable[..., Night]) -> None:
     taken = night()
