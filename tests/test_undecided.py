@@ -1,5 +1,6 @@
 """What waits for a decision while the day goes on: what is refused meanwhile, and what is refused to it afterwards."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -305,6 +306,21 @@ def test_person_s_word_that_was_refused_is_not_in_force_when_another_check_is_na
     assert read(lived)["hours"][YESTERDAY] == [30]
 
 
+@pytest.mark.parametrize("moment", [None, "published"], ids=["done", "killed before it was noted"])
+def test_person_s_word_over_what_is_published_already_leaves_the_first_one_s_reason(lived, moment):
+    run = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK)
+    settle.publish(lived, CATALOG, run.id, only=["minutes"])
+    if moment:
+        kill(lived, moment, over=[CHECK], reason="it was a holiday")
+    else:
+        settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    again = settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="another")
+    assert [(p.table, p.version, p.blocked) for p in again] == [("minutes", None, ()), ("hours", None, ())]
+    said = {"checks": [CHECK], "reason": "it was a holiday"}
+    history = json.loads(lake.table(lived, hours).delta().history(1)[0]["userMetadata"])
+    assert (lake.run_of(lived, run.id).tables["hours"]["forced"], history["over"]) == (said, {"hours": said})
+
+
 def test_person_s_word_over_a_failed_check_publishes_nothing_over_one_that_could_not_be_asked(lived):
     run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
     run.tables["hours"]["reasons"].append("n at most 9 could not be asked")
@@ -361,6 +377,29 @@ def test_night_is_taken_back_though_a_replay_of_a_view_alone_was_published_since
     settle.publish(lived, CATALOG, waits.id)
     settle.rollback(lived, CATALOG, night.id, "a mistake")
     assert read(lived) == {**seen, "hours": {**seen["hours"], BEFORE: [20]}}
+
+
+def test_publishing_twice_leaves_the_record_as_it_was(lived):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    record = lived.lake_path / "runs" / "night-1.json"
+    settle.publish(lived, CATALOG, run.id, only=["minutes"])
+    first = lake.run_of(lived, run.id).published
+    settle.publish(lived, CATALOG, run.id)
+    told = record.read_bytes()
+    for only in ([], ["minutes"], ["hours"]):
+        settle.publish(lived, CATALOG, run.id, only=only)
+    assert record.read_bytes() == told
+    assert first is not None and first < (lake.run_of(lived, run.id).published or "")
+
+
+def test_publication_whose_record_was_cut_off_is_published_once_it_is_told_again(lived):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    settle.publish(lived, CATALOG, run.id)
+    known = lake.run_of(lived, run.id)
+    lake.save(lived, replace(known, state="staged", published=None))  # killed behind the mark of the last table
+    settle.publish(lived, CATALOG, run.id)
+    again = lake.run_of(lived, run.id)
+    assert (again.state, again.published) == ("published", known.published)
 
 
 def test_publishing_again_what_a_newer_run_has_replaced_does_nothing(lived):
@@ -423,17 +462,17 @@ def test_roll_back_of_which_one_table_cannot_go_back_takes_none_back(lived):
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "published")
 
 
-def killed(settings: Any, moment: str) -> None:
+def killed(settings: Any, moment: str, said: dict[str, Any]) -> None:
     """A process that publishes a run or takes it back, and is killed once its first table is swapped."""
     os.setsid()
     os.environ["TIDEMARK_FAILPOINT"] = moment
     if moment == "published":
-        settle.publish(settings, CATALOG, "night-1")
+        settle.publish(settings, CATALOG, "night-1", **said)
     settle.rollback(settings, CATALOG, "night-1", "a mistake")
 
 
-def kill(settings: Any, moment: str) -> None:
-    one = multiprocessing.get_context("spawn").Process(target=killed, args=(settings, moment))
+def kill(settings: Any, moment: str, **said: Any) -> None:
+    one = multiprocessing.get_context("spawn").Process(target=killed, args=(settings, moment, said))
     one.start()
     one.join(60)
     assert one.exitcode == -signal.SIGKILL

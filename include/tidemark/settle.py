@@ -1585,6 +1585,8 @@ def publish(
         if run.state == "rolled back" and not again:
             raise SettleError(f"run {run.id} was rolled back ({run.note}); to publish it all the same: tidemark publish {run.id}")
         refuse_code_since(settings, catalog, run)
+        if over:
+            lake.note_published(settings, catalog, run)  # that was killed before it said so, and has its reason
         taken = take_over(settings, run, over, reason) if over else []
         try:
             done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
@@ -1603,8 +1605,8 @@ def publish(
 
 
 def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> list[str]:
-    """Mark the tables all of whose reasons are failed checks named in `over`, and return those that were not marked before.
-    Raises `SettleError` for any other name."""
+    """Mark the tables all of whose reasons are failed checks named in `over`, and return those that were not marked before. One
+    that is published keeps the reason that its history has. Raises `SettleError` for any other name."""
     known = {check for said in run.tables.values() for check in said.get("failed", [])}
     if wrong := set(over) - known:
         there = "; ".join(sorted(known)) or "none"
@@ -1612,6 +1614,8 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
     taken = []
     for name, said in run.tables.items():
         failed = said.get("failed", [])
+        if said.get("forced") and said.get("published"):
+            continue
         # What could not be asked, or raised, has no answer that a person could take upon themselves.
         if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
             taken += [] if said.get("forced") else [name]
@@ -1667,8 +1671,11 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         done.append(Published(declared.name, version, len(lake.staged(table, run.id)), seconds))
     if done and all(p.blocked for p in done):
         return done  # it waits as before
-    run.state, run.published = "published", datetime.now(UTC).isoformat()
-    lake.save(settings, run)
+    marks = [said["published"] for said in run.tables.values() if said.get("published")]
+    published = max(marks, default=run.published or datetime.now(UTC).isoformat())
+    if (run.state, run.published) != ("published", published):  # also where a kill left only the tables marked
+        run.state, run.published = "published", published
+        lake.save(settings, run)
     return done
 
 
