@@ -321,6 +321,29 @@ def test_person_s_word_over_what_is_published_already_leaves_the_first_one_s_rea
     assert (lake.run_of(lived, run.id).tables["hours"]["forced"], history["over"]) == (said, {"hours": said})
 
 
+#   by table: its checks, its warnings, why its gate has failed, what its history says of it
+@pytest.mark.parametrize(
+    ("of", "checks", "warnings", "reasons", "verdict"),
+    [
+        ("minutes", 7, 0, [f'minutes: "{CHECK}" failed on 3 rows'], "6 of 7 checks passed, published over 1"),
+        ("minutes", 7, 1, [f'minutes: "{CHECK}" failed on 3 rows'], "6 of 7 checks passed, published over 1, 1 warnings"),
+        ("hours", 7, 0, ["hours reads minutes, which failed its checks"], "passed 7 checks"),
+        ("hours", 7, 0, [f'days: "{CHECK}" failed on 3 rows'], "passed 7 checks"),
+        ("hours", 7, 2, [], "passed 7 checks, 2 warnings"),
+    ],
+    ids=["its own", "a warning too", "what it reads", "what it is made of and was left out", "none"],
+)
+def test_history_counts_the_checks_that_a_table_was_published_over(lived, of, checks, warnings, reasons, verdict):
+    run = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK)
+    run.tables[of] |= {"checks": checks, "warnings": ["a warning"] * warnings, "gate": "passed", "reasons": reasons}
+    if reasons:
+        run.tables[of] |= {"gate": "failed", "failed": [CHECK]}
+    lake.save(lived, run)
+    settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    said = json.loads(lake.table(lived, CATALOG[of]).delta().history(1)[0]["userMetadata"])
+    assert said["verdict"] == verdict
+
+
 def test_person_s_word_over_a_failed_check_publishes_nothing_over_one_that_could_not_be_asked(lived):
     run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
     run.tables["hours"]["reasons"].append("n at most 9 could not be asked")
