@@ -1189,6 +1189,32 @@ def test_line_without_a_terminal_holds_mark_numbers_and_stream(config):
 
 
 @pytest.mark.parametrize(
+    ("state", "ago", "said"),
+    [
+        ("stopped", 0, "stopped"),
+        ("failed", 0, "failed"),
+        ("starting", 0, "starting"),
+        ("waiting", 0, "waiting"),
+        ("running", 20, "silent since 20 s"),
+    ],
+)
+def test_stream_that_does_not_run_has_no_lag_and_no_rate_of_now(state: str, ago: int, said: str) -> None:
+    status = {
+        "heartbeat": {"state": state, "pid": 1, "at": NOON.isoformat()},
+        "progress": {
+            "lag": 0,
+            "records_per_second": 15.0,
+            "seconds": 0.84,
+            "stream_time": NOON.isoformat(),
+            "finished_at": NOON.isoformat(),
+        },
+    }
+    assert watch.stream_line("main", status, NOON + dt.timedelta(seconds=ago)) == (
+        f"stream main: {said}, lag –, last batch 0.8 s at 2026-11-19 12:00:00, stream time 2026-11-19 12:00:00"
+    )
+
+
+@pytest.mark.parametrize(
     ("state", "patience", "since"), [("running", 15, "16 s"), ("waiting", 15, "16 s"), ("starting", 120, "2 min")]
 )
 def test_screen_says_that_a_stream_is_silent(state, patience, since):

@@ -563,6 +563,11 @@ def silent(beat: Mapping[str, Any], now: datetime) -> bool:
     return beat.get("state") in SILENT and now - datetime.fromisoformat(beat["at"]) > SILENT[beat["state"]]
 
 
+def runs_now(beat: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a stream runs, and beats: of any other the lag and the rate of its last batch are not those of now."""
+    return beat.get("state") == "running" and not silent(beat, now)
+
+
 def beats(settings: Settings, stream: str) -> bool:
     """Whether a process of the stream lives, whoever started it.
 

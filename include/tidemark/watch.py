@@ -198,7 +198,10 @@ def line(sight: Sight, now: datetime) -> str:
 
 
 def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
-    """One stream in one line: its state, lag in records, records a second, its last batch's seconds, and its stream time."""
+    """One stream in one line: its state, lag in records, records a second, its last batch's seconds, and its stream time.
+
+    Of one that does not run now, a dash for its lag, and when its last batch ended.
+    """
     beat, progress = status.get("heartbeat", {}), status.get("progress")
     state = beat.get("state", "not started")
     if local.silent(beat, now):
@@ -208,12 +211,12 @@ def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
         words.append(visible(beat["error"].splitlines()[0][:ERROR]))
     if progress:
         at = progress["stream_time"] and datetime.fromisoformat(progress["stream_time"])
-        words += [
-            f"lag {number(progress['lag'])}",
-            f"{number(progress['records_per_second'])} rows/s",
-            f"batch {progress['seconds']:.1f} s",
-            f"stream time {at:%Y-%m-%d %H:%M:%S}" if at else "no event yet",
-        ]
+        batch = f"batch {progress['seconds']:.1f} s"
+        if local.runs_now(beat, now):
+            words += [f"lag {number(progress['lag'])}", f"{number(progress['records_per_second'])} rows/s", batch]
+        else:
+            words += ["lag –", f"last {batch} at {datetime.fromisoformat(progress['finished_at']):%Y-%m-%d %H:%M:%S}"]
+        words.append(f"stream time {at:%Y-%m-%d %H:%M:%S}" if at else "no event yet")
         words += [f"set aside: {', '.join(progress['set_aside'])}"] if progress.get("set_aside") else []
     return ", ".join(words)
 

@@ -312,6 +312,17 @@ def test_a_pointed_mark_is_read_out(opened):
         until(tab, "document.querySelector('#now-pv').textContent === '361,204'")
 
 
+def test_a_stream_that_was_drained_has_no_lag_and_no_rate_of_now(serve, opened, tmp_path):
+    settings = Settings(_env_file=None, home=tmp_path)
+    page_lake.live(settings, datetime(2026, 11, 19, 12, tzinfo=UTC))
+    said = {"pid": 1, "state": "stopped", "at": "2026-11-19T12:00:00+00:00"}
+    (settings.state / "main" / "heartbeat.json").write_text(json.dumps(said))
+    tab = opened(serve(settings))
+    settle_down(tab)
+    facts = tab.inner_text("#streams .facts").replace("\n", " ").lower()
+    assert facts.startswith("lag – rows a second – last batch 0.84 s, 2026-11-19 12:00 utc "), facts
+
+
 def test_an_empty_lake_is_a_page_with_commands(serve, opened, tmp_path):
     tab = opened(serve(Settings(_env_file=None, home=tmp_path / "nowhere")), wait_for="#tables .empty code")
     settle_down(tab)
