@@ -26,7 +26,7 @@ def publish_over() -> None:
     ### Publish over failed checks
 
     Only tables whose every failed check is named here are published, and what was held back for them alone. Where another one
-    whose failed check is named stays held back, the task is red and its log says why.
+    whose failed check is named stays held back, the task is red and its log says why. Days that have a report get it anew.
     """
 
     @task
@@ -51,7 +51,15 @@ def publish_over() -> None:
             )
         return published
 
-    publish()
+    @task
+    def report(params: dict[str, Any]) -> list[str]:
+        """The reports that the run's days have, anew. Of one that cannot be written somebody is told; the publication stands."""
+        from tidemark.pipelines import CATALOG
+        from tidemark.report import again
+
+        return [str(page) for page in again(Settings(), CATALOG, params["run"])]
+
+    publish() >> report().as_teardown()
 
 
 publish_over()

@@ -26,7 +26,8 @@ def rollback() -> None:
     """
     ### Take a publication back
 
-    Each table as it was before the run, in one commit a table; only the newest publication of its days.
+    Each table as it was before the run, in one commit a table; only the newest publication of its days. Days that have a report
+    get it anew.
     """
 
     @task
@@ -39,7 +40,15 @@ def rollback() -> None:
         except (KeyError, settle.SettleError, lake.LakeError) as error:
             raise Refused(error.args[0]) from None
 
-    take_back()
+    @task
+    def report(params: dict[str, Any]) -> list[str]:
+        """The reports that the run's days have, anew. Of one that cannot be written somebody is told; the roll-back stands."""
+        from tidemark.pipelines import CATALOG
+        from tidemark.report import again
+
+        return [str(page) for page in again(Settings(), CATALOG, params["run"])]
+
+    take_back() >> report().as_teardown()
 
 
 rollback()

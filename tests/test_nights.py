@@ -217,8 +217,32 @@ def test_a_publication_over_one_of_two_failed_checks_is_red_and_says_which_other
     lake.save(settings, run)
     settle.publish(settings, CATALOG, run.id)
     ended = Ended(settings, ("publish_over", {"run": run.id, "checks": [CHECK], "reason": "a holiday"}, ""))
-    assert ended.runs[0]["tasks"] == {"publish": "failed"}
+    assert (ended.runs[0]["state"], ended.runs[0]["tasks"]) == ("failed", {"publish": "failed", "report": "success"})
     assert f"site_hourly_traffic is held back: {CHECK}; pv at least 1. Name every check that failed" in ended.log
+
+
+def test_the_report_of_a_day_that_is_published_over_a_check_or_taken_back_is_written_again(settings: Settings) -> None:
+    before = DAY - timedelta(days=1)
+    run = recorded(settings, "settle-1", "settle", "site_hourly_traffic", days=[before, DAY])
+    settle.publish(settings, CATALOG, run.id)
+    page = reports.report(settings, CATALOG, DAY)
+    assert ">published in part</span>" in page.read_text()
+    over = Ended(settings, ("publish_over", {"run": run.id, "checks": [CHECK], "reason": "a holiday"}, ""))
+    assert over.runs[0]["state"] == "success", over.log[-4000:]
+    assert "site_hourly_traffic was published all the same: a holiday" in page.read_text()
+    back = Ended(settings, ("rollback", {"run": run.id, "reason": "no holiday"}, ""))
+    assert back.runs[0]["state"] == "success", back.log[-4000:]
+    assert f"Run {run.id} was taken back: no holiday" in page.read_text()
+    assert not page.with_stem(str(before)).exists()
+
+
+@pytest.mark.long
+def test_a_report_that_cannot_be_written_again_is_told_and_the_publication_stands(settings: Settings) -> None:
+    run = recorded(settings, "settle-1", "settle", "site_hourly_traffic")
+    (settings.lake_path / "reports" / f"{DAY}.html").mkdir(parents=True)
+    ended = Ended(settings, ("publish_over", {"run": run.id, "checks": [CHECK], "reason": "a holiday"}, ""))
+    assert (ended.runs[0]["state"], ended.runs[0]["tasks"]) == ("success", {"publish": "success", "report": "failed"})
+    assert [one["title"] for one in told(settings)] == ["publish_over: report failed"]
 
 
 def test_a_publication_over_checks_of_two_tables_is_red_where_one_of_them_stays_held_back_and_says_why(

@@ -185,6 +185,14 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
     return folder / f"{day}.html"
 
 
+def again(settings: Settings, catalog: Catalog, run: str) -> list[Path]:
+    """Write the reports again of those days of a run that have one already, and return their pages: the run was published since,
+    or taken back, and what they say of it is no longer so."""
+    days = sorted(day for known in lake.runs(settings) if known.id == run for day in known.days)
+    written = [day for day in days if (settings.lake_path / "reports" / f"{day}.html").exists()]
+    return [report(settings, catalog, date.fromisoformat(day)) for day in written]
+
+
 UNREADABLE = (query.QueryError, lake.LakeError)
 
 
