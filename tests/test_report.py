@@ -319,6 +319,26 @@ NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE
             "Settled by run first: night. Run second waits to be published.",
         ),
         (NIGHT, ("failed", ["hourly_traffic"], {}), "published", "Settled by run first: night."),
+        (NIGHT, ("failed", [], {}), "published", "Settled by run first: night. Run second failed since, and changed nothing."),
+        (
+            ("published", [], {"daily_traffic": DONE, "hourly_traffic": FAILED}),
+            ("failed", [], {}),
+            "published in part",
+            "1 table of run first may not be published; readers have what first published. Run second failed since, and changed"
+            " nothing.",
+        ),
+        (
+            ("staged", [], {"daily_traffic": PASSED, "hourly_traffic": FAILED}),
+            ("failed", [], {}),
+            "failed",
+            "Run second failed: disk full; readers have the day live.",
+        ),
+        (
+            ("rolled back", [], {"daily_traffic": PASSED}),
+            ("failed", [], {}),
+            "failed",
+            "Run second failed: disk full; readers have the day live.",
+        ),
         (NIGHT, ("rolled back", ["hourly_traffic"], {"hourly_traffic": PASSED}), "published", "Settled by run first: night."),
         (NIGHT, ("published", ["hourly_traffic"], MENDED), "published", "Settled by run first: night; run second: mended."),
         (NIGHT, ("published", [], NIGHT[2]), "published", "Settled by run second: mended."),

@@ -282,6 +282,9 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     said = [(t["published"], n, r) for r in runs for n, t in r.tables.items() if t.get("published")]
     origin = {n: r for _, n, r in sorted(said, key=lambda one: one[0])}
     origins = [r for r in runs if r in origin.values()]
+    before, vain = next((r for r in reversed(runs) if not r.only and r.state != "failed"), None), ""
+    if whole.state == "failed" and before in origins:  # a run that failed takes nothing from readers
+        vain, whole = f" Run {whole.id} failed since, and changed nothing.", before
     have = f"readers have what {' and '.join(r.id for r in origins)} published" if origins else "readers have the day live"
     failed = {n: t.get("reasons", []) for n, (_, t) in newest.items() if t.get("gate") not in (None, "passed")}
     forced = {n: t["forced"]["reason"] for n, (_, t) in newest.items() if t.get("forced")}
@@ -298,7 +301,7 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
         return sorted({newest[n][0].id for n in names})
 
     def standing(state: str, says: str, *follows: str, bad: bool = True) -> Standing:
-        return Standing(state, says, bad, follows, runs, held, over)
+        return Standing(state, says + vain, bad, follows, runs, held, over)
 
     if run.state == "running":
         return standing("being settled", f"Run {run.id} is at work on it; {have}.", "`tidemark runs`")
