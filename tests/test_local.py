@@ -495,6 +495,23 @@ def test_notifier_that_asks_airflow_for_its_robots_is_started_after_it(
     assert begun == order
 
 
+@pytest.mark.parametrize(("runs", "so"), [(False, "started, its log is a log"), (True, "runs already")])
+def test_stream_that_somebody_has_drained_is_told_where_it_is_wanted_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runs: bool, so: str
+) -> None:
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(kafka, "wait", lambda *_: None)
+    monkeypatch.setattr(kafka, "apply", lambda *_: [])
+    monkeypatch.setattr(local, "beats", lambda *_: runs)
+    monkeypatch.setattr(local, "start_stream", lambda *_: SimpleNamespace(log="a log"))
+    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}))
+    local.want(settings, "main", "stopped", "to look [here]", "admin")
+    for more in ("; it was wanted stopped, by admin: to look [here]", ""):
+        cli.bring_up(settings, cli.Steps())
+        assert f"stream main: {so}{more} (" in capsys.readouterr().err
+    assert local.wanted(settings, "main")["state"] == "running"
+
+
 @pytest.mark.parametrize("name", ["TIDEMARK_TRIGGERS", "TIDEMARK_DRIVER_MEMORIES"])
 def test_setting_of_a_stream_that_is_none_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """One that `speed --only` has split off has a checkpoint, and is one."""

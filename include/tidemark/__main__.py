@@ -370,8 +370,9 @@ def up(
 ) -> None:
     """Start what runs on this machine: jars, broker, topics, and a stream for each that the pipelines name.
 
-    What is there already is left as it is, so running it twice changes nothing. A broker that is not on loopback,
-    or that asks for TLS or a user, is used, never started. `tidemark down` ends it all.
+    What is there already is left as it is, so running it twice changes nothing. A stream that somebody has drained is started
+    too, and told. A broker that is not on loopback, or that asks for TLS or a user, is used, never started.
+    `tidemark down` ends it all.
     """
     config, steps = settings(), Steps()
     asks = airflow and config.notify_connections  # the notifier asks Airflow's database, which may come up with Airflow
@@ -400,6 +401,7 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
     """Broker, topics, notifier where a robot is set, and streams: all of them unless said."""
     from tidemark import kafka, local
     from tidemark.notifier import robots
+    from tidemark.watch import visible
 
     refuse_unknown_streams(config)
     robots(config)  # of a wrong web hook only the notifier's log would tell
@@ -418,7 +420,9 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
         begin_notifier(config, steps)
     for stream in catalog().streams if streams is None else streams:
         with steps.step(f"stream {stream}") as say:
-            say(f"started, its log is {started.log}" if (started := begin_stream(config, stream)) else "runs already")
+            before, started = local.wanted(config, stream), begin_stream(config, stream)
+            asked = f"; it was wanted stopped, by {before['by']}: {before['reason']}" if before["state"] == "stopped" else ""
+            say((f"started, its log is {started.log}" if started else "runs already") + visible(asked))
 
 
 def refuse_unknown_streams(config: Settings) -> None:
