@@ -29,7 +29,7 @@ def nightly_report() -> None:
 
     Page views and visitors by hour and page, against the day and the week before; live against settled; late records,
     rejects, verdicts, lag; days restated since the last report. If a gate held the day back, the last good day and the failed
-    check. Written to `reports/` of the lake, with the numbers as CSV; the page opens it by *report…* in *Live against settled*.
+    check. Written to `reports/` of the lake, with the numbers as CSV; the page opens it by its day in *Live against settled*.
     """
 
     @task

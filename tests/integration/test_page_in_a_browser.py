@@ -272,6 +272,21 @@ def test_a_usual_window_shows_every_column(opened):
     assert tab.evaluate(cut) == []
 
 
+@pytest.mark.parametrize("wide", [1185, 400])  # Airflow's frame in a window of 1280; a telephone
+def test_the_report_of_a_day_opens_without_scrolling_for_it(serve, opened, tmp_path, wide):
+    settings, today = Settings(_env_file=None, home=tmp_path), datetime.now(UTC).date()
+    page_lake.days(settings, today)
+    folder = settings.lake_path / "reports"
+    folder.mkdir()
+    for day in (today - timedelta(days=n) for n in (1, 2)):
+        (folder / f"{day}.html").write_text(f"the report of {day}")
+    tab = opened(serve(settings), wait_for="#days button", wide=wide)
+    card, button = (tab.locator(one).bounding_box() for one in ("#days", "#days button >> nth=0"))
+    assert button["x"] + button["width"] <= card["x"] + card["width"]
+    tab.click("#days button >> nth=0")
+    tab.frame_locator("#docs iframe").locator(f"text=the report of {today - timedelta(days=1)}").wait_for()
+
+
 @pytest.mark.parametrize(
     ("chosen", "system", "bright"), [("light", "dark", True), ("dark", "light", False), ("system", "dark", False)]
 )
