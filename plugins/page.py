@@ -215,15 +215,18 @@ class Answers:
 
     def days(self) -> dict[str, Any]:
         """The last days, newest first: what readers see of the whole site, by hour too, and what the settling of the day
-        changed, in all views. `settling` is the day's first publication, of what was live; `again` are the later ones."""
-        last = self.last_day("site_daily_traffic")
+        changed, in all views. `settling` is the day's first publication, of what was live; `again` are the later ones.
+
+        A day that has a report alone is among them, without figures: it is held back, empty or not yet settled."""
+        reports, last = self.reports(), self.last_day("site_daily_traffic")
+        last = max([*reports, *([last] if last else [])], default=None)
         if last is None:
             return {"days": []}
         first = last - timedelta(days=DAYS - 1)
-        days = self.ask(
-            f"SELECT day, pv, uv, settled FROM site_daily_traffic WHERE day >= DATE '{first}' ORDER BY day DESC",
-            "site_daily_traffic",
-        )
+        sql = f"SELECT day, pv, uv, settled FROM site_daily_traffic WHERE day >= DATE '{first}'"
+        rows = {day: {"day": day, "pv": None, "uv": None, "settled": None} for day in reports if day >= first}
+        rows |= {r["day"]: r for r in self.ask(sql, "site_daily_traffic")}
+        days = [rows[day] for day in sorted(rows, reverse=True)]
         hours: dict[date, list[Any]] = {}
         for r in self.ask(
             f"SELECT day, hour, pv FROM site_hourly_traffic WHERE day >= DATE '{first}' ORDER BY hour", "site_hourly_traffic"
@@ -235,8 +238,16 @@ class Answers:
             start, end = (midnight(day["day"] + timedelta(days=n), self.settings.tz) for n in (0, 1))
             day |= {"start": start, "length": (end - start) // HOUR, "hours": hours.get(day["day"], [])}
             day |= {"settling": first_one, "again": again}
-            day["report"] = (self.settings.lake_path / "reports" / f"{day['day']}.html").exists()
+            day["report"] = day["day"] in reports
         return {"days": days}
+
+    def reports(self) -> set[date]:
+        """The days that have a report."""
+        found = set()
+        for page in (self.settings.lake_path / "reports").glob("????-??-??.html"):
+            with suppress(ValueError):
+                found.add(date.fromisoformat(page.stem))
+        return found
 
     def settlings(self) -> dict[str, list[dict[str, Any]]]:
         """By day, its publications of views that stand, oldest first, each with what it changed."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -599,6 +599,25 @@ def test_the_report_of_a_day_is_served_with_its_numbers_and_nothing_beside_it(op
     for path in ("last.json", "nowhere.html", "%2e%2e/runs", "..%2fledger", "%00"):
         assert client.get(f"/reports/{path}").status_code == 404, path
     assert {d["day"]: d["report"] for d in answer(opened(settings), "days")["days"]}[str(day)]
+
+
+def test_a_day_that_has_a_report_alone_is_among_the_days_of_the_span(opened, tmp_path):
+    #   days      18   17   16   15   14        12        21 October, the 29th day from there
+    #   traffic        *    *    *    *
+    #   report    *    *                       *         *
+    settings, newest = Settings(_env_file=None, home=tmp_path), date(2026, 11, 17)
+    folder = settings.lake_path / "reports"
+    folder.mkdir(parents=True)
+    for name in ("2026-11-18.html", "2026-11-17.html", "2026-11-12.html", "2026-10-21.html", "2026-13-45.html", "last.json"):
+        (folder / name).write_text("")
+    alone = [(day["day"], day["pv"], day["hours"]) for day in answer(opened(settings), "days")["days"]]
+    assert alone == [("2026-11-18", None, []), ("2026-11-17", None, []), ("2026-11-12", None, [])]  # and nothing was settled yet
+    page_lake.days(settings, newest)
+    found = answer(opened(settings), "days")["days"]
+    assert [(day["day"][-2:], day["pv"] is not None, day["report"]) for day in found] == [
+        ("18", False, True), ("17", True, True), ("16", True, False), ("15", True, False), ("14", True, False),
+        ("12", False, True),
+    ]  # fmt: skip
 
 
 def test_a_verdict_knows_its_page_in_the_docs(opened, tmp_path):

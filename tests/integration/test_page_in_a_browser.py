@@ -278,13 +278,18 @@ def test_the_report_of_a_day_opens_without_scrolling_for_it(serve, opened, tmp_p
     page_lake.days(settings, today)
     folder = settings.lake_path / "reports"
     folder.mkdir()
-    for day in (today - timedelta(days=n) for n in (1, 2)):
+    for day in (today - timedelta(days=n) for n in (1, 2, 4)):
         (folder / f"{day}.html").write_text(f"the report of {day}")
     tab = opened(serve(settings), wait_for="#days button", wide=wide)
     card, button = (tab.locator(one).bounding_box() for one in ("#days", "#days button >> nth=0"))
     assert button["x"] + button["width"] <= card["x"] + card["width"]
     tab.click("#days button >> nth=0")
     tab.frame_locator("#docs iframe").locator(f"text=the report of {today - timedelta(days=1)}").wait_for()
+    tab.click("#docs >> text=close")
+    held = today - timedelta(days=4)  # it has no row, only its report
+    assert tab.inner_text("#days tbody tr:last-child").split() == [str(held), *"–––––––"]
+    tab.click("#days button >> nth=-1")
+    tab.frame_locator("#docs iframe").locator(f"text=the report of {held}").wait_for()
 
 
 @pytest.mark.parametrize(
