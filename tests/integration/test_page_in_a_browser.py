@@ -259,10 +259,29 @@ def test_what_could_not_be_had_of_one_view_is_forgotten_with_it(opened):
     tab.wrong[:] = [one for one in tab.wrong if "503" not in one]
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(opened):
-    tab = opened(wide=760)
+@pytest.mark.parametrize("wide", [760, 400])
+def test_a_narrow_window_needs_no_sideways_scrolling(opened, wide):
+    tab = opened(wide=wide)
     settle_down(tab)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    inside = "(e) => e.getBoundingClientRect().right <= document.querySelector('#hour').getBoundingClientRect().right"
+    assert tab.evaluate(f"[...document.querySelectorAll('#hour svg')].every({inside})")
+
+
+# In how many lines each name in a cell stands: more than one, and it was broken.
+NAMES = "[...document.querySelectorAll('td > bdi')].filter((e) => /^[\\w-]+$/.test(e.textContent))"
+LINES = f"{NAMES}.map((e) => e.getClientRects().length)"
+
+
+@pytest.mark.parametrize("wide", [1272, 400])
+def test_a_name_is_not_broken_and_a_reason_not_into_single_letters(opened, wide):
+    tab = opened(wide=wide)
+    settle_down(tab)
+    for key in [fold.get_attribute("data-key") for fold in tab.query_selector_all("#runs button.plain")]:
+        tab.locator(f"[data-key={json.dumps(key)}]").click()
+    lines = tab.evaluate(LINES)
+    assert len(lines) > 10 and set(lines) == {1}
+    assert min(tab.locator(f"#rejects td:nth-child({n}) >> nth=0").bounding_box()["width"] for n in (1, 5)) >= 90
 
 
 def test_a_usual_window_shows_every_column(opened):
