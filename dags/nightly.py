@@ -116,9 +116,11 @@ def nightly() -> None:
             get_current_context()["of"] = of["name"]
             run = lake.run_of(SETTINGS, of["run"])
             if held := run.held_back(of["table"]):
+                # The night settles its own day again; those before it wait for a person, and it leaves them out.
+                again = "clear this run" if of["name"] == of["table"] else f"settle its days again: {run.anew}"
                 raise ValueError(
                     f"{of['table']} is held back: {'; '.join(held)}. Readers see it as it was. The rows are on the page, under "
-                    f"Verdicts. Mend the cause and clear this run; or publish over the check: DAG publish_over, run {run.id}"
+                    f"Verdicts. Mend the cause and {again}; or publish over the check: DAG publish_over, run {run.id}"
                 )
 
         @task(map_index_template="{{ of }}", outlets=[PUBLISHED])

@@ -179,7 +179,8 @@ def test_a_gate_that_fails_holds_back_its_own_table_on_its_own_days_and_what_is_
     ]
     said = {one["what"]: one["text"] for one in told(red.settings)}
     assert set(said) == {"gate_failed", "unexplained_difference", "report"}
-    for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', "publish_over", red.runs[1].id):
+    again = f"settle its days again: tidemark settle --day {days[0]} --day {days[1]};"
+    for part in (f'site_hourly_traffic: "{CHECK}" failed on 12 rows', again, "publish_over", red.runs[1].id):
         assert part in said["gate_failed"]
     reported(red, ["published in part", "published"], [days[1], DAY])
     assert before.read_text() == "of its own night"
