@@ -270,6 +270,15 @@ def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, f
     assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
 
 
+@pytest.mark.parametrize(
+    ("zone", "ends"),
+    [("UTC", "2024-11-21 00:00:00"), ("Europe/Berlin", "2024-11-20 23:00:00"), ("Asia/Shanghai", "2024-11-20 16:00:00")],
+)
+def test_a_night_to_clear_is_named_as_airflow_lists_it_by_its_end(tmp_path, zone, ends):
+    follows = engine.stands(Settings(_env_file=None, home=tmp_path, zone=zone), CATALOG, DAY).follows
+    assert follows[-1] == f"or in Airflow: DAG `nightly`, the run of 2024-11-20, listed under its end, {ends} UTC: Clear"
+
+
 def test_a_reason_that_is_no_utf_8_is_kept_and_shown_as_text(settings):
     reason = os.fsdecode(b"h\xfcbsch")  # as Python has it from a command line
     save(settings, "old", [DAY], reason=reason)

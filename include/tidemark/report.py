@@ -273,7 +273,8 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     # One that runs and of which nobody has heard for a day was killed.
     runs = [r for r in lake.runs(settings) if str(day) in r.days and (r.undecided or r.state not in ("dropped", "running"))]
     settle = f'`tidemark settle --day {day} --reason "…"`, then `tidemark publish` with the name that it prints'
-    click = f"or in Airflow: DAG `nightly`, the run of {day}, Clear"
+    ends = instant(midnight(day + DAY, settings.tz))
+    click = f"or in Airflow: DAG `nightly`, the run of {day}, listed under its end, {ends}: Clear"
     if not runs:
         return Standing("not settled", "No run has settled this day; readers have it live.", follows=(settle, click))
     run, derived = runs[-1], {d.name for d in catalog.derived}
