@@ -505,6 +505,30 @@ def test_runs_say_what_was_held_back(run, config):
     assert json.loads(run("runs", "--json").stdout)[0]["tables"] == tables
 
 
+PANES_FAILED = {"gate": "failed", "reasons": ["key is unique"], "failed": ["key is unique"]}
+READS_PANES = {"gate": "blocked", "reasons": ["it reads page_panes"], "reads": ["page_panes"]}
+FORCED, THEN = {"forced": {"checks": ["key is unique"], "reason": "known"}}, {"published": "2026-11-20T02:00:00+00:00"}
+
+
+#   page_panes failed its gate, and daily_traffic reads it
+@pytest.mark.parametrize(
+    ("state", "panes", "daily", "held", "said"),
+    [
+        ("published", {}, {}, "page_panes: key is unique; daily_traffic: it reads page_panes", "page_panes daily_traffic"),
+        ("published", FORCED | THEN, THEN, "", ""),
+        ("rolled back", FORCED, {}, "", ""),
+    ],
+    ids=["held back", "published over", "and taken back"],
+)
+def test_what_was_published_over_its_gate_is_not_held_back(run, config, state, panes, daily, held, said):
+    tables = {"page_panes": PANES_FAILED | panes, "daily_traffic": READS_PANES | daily}
+    lake.save(config, lake.Run("r1", state, ["2026-11-19"], "late file", "2026-11-20T01:00:00+00:00", "0.1.0", tables=tables))
+    assert run("runs").stdout.splitlines()[1].split("\t")[5:] == [held]
+    newest = f"newest run\tr1, {state}, 2026-11-19{', held back: ' if said else ''}{said}\n"
+    assert newest in run("status").stdout
+    assert json.loads(run("status", "--json").stdout)["newest_run"]["held_back"] == said.split()
+
+
 def test_tables_are_those_that_are_written(run, config):
     write(config, "views/site_last_hour", [{"mark": NOON, "pv": 3, "uv": 2, "settled": False}], SITE)
     (found,) = json.loads(run("tables", "--json").stdout)

@@ -1077,6 +1077,12 @@ def failed(run: Run) -> bool:
     return run.state == "failed" or any(t.get("gate") not in (None, "passed") for t in run.tables.values())
 
 
+def held_back(run: Run) -> dict[str, tuple[str, ...]]:
+    """Why tables of a run are not published; nothing of those that a person has published over it, taken back or not."""
+    waits = (n for n, t in run.tables.items() if t.get("gate") not in (None, "passed") and not t.get("published"))
+    return {name: why for name in waits if (why := run.held_back(name))}
+
+
 def show_run(run: Run) -> None:
     counts = ("missing", "extra", "changed", "late", "unexplained")
     rows = []
@@ -1159,11 +1165,7 @@ def runs(json_: AsJson = False) -> None:
         return
     rows = []
     for run in found:
-        held = [
-            f"{name}: {', '.join(one.get('reasons', ()))}"
-            for name, one in run.tables.items()
-            if one.get("gate") not in (None, "passed")
-        ]
+        held = [f"{name}: {', '.join(why)}" for name, why in held_back(run).items()]
         days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}" if run.days else "today"
         rows.append([run.id, run.state, days, run.created, run.reason, "; ".join(held)])
     table(("run", "state", "days", "created", "reason", "held back"), rows)
@@ -1276,7 +1278,9 @@ def status(json_: AsJson = False) -> None:
         lines.append(["notifier", f"{state} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
-    lines.append(["newest run", ", ".join([newest["id"], newest["state"], *newest["days"]]) if newest else "none yet"])
+    said = [newest["id"], newest["state"], *newest["days"]] if newest else ["none yet"]
+    held = [f"held back: {' '.join(newest['held_back'])}"] if newest and newest["held_back"] else []
+    lines.append(["newest run", ", ".join([*said, *held])])
     table(("what", "how"), lines)
 
 
@@ -1307,7 +1311,9 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "notifier": local.status(config, "notify").get("heartbeat"),
         "notifier_ended": str(ended.log) if ended else None,
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
-        "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days} if newest else None,
+        "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days, "held_back": [*held_back(newest)]}
+        if newest
+        else None,
     }
 
 
