@@ -321,6 +321,20 @@ def test_person_s_word_over_what_is_published_already_leaves_the_first_one_s_rea
     assert (lake.run_of(lived, run.id).tables["hours"]["forced"], history["over"]) == (said, {"hours": said})
 
 
+def test_person_s_word_over_a_failed_check_of_a_topic_stays_in_force_once_what_reads_it_is_published(lived):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    run.tables["clicks"] = {"gate": "failed", "reasons": [CHECK], "failed": [CHECK], "warnings": [], "checks": 1, "rows": None}
+    for name, reads in (("minutes", ["clicks"]), ("hours", ["clicks", "minutes"])):
+        run.tables[name] |= {"gate": "blocked", "reasons": ["it reads clicks"], "reads": reads}
+    lake.save(lived, run)
+    settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="another")
+    said = {"checks": [CHECK], "reason": "it was a holiday"}
+    history = json.loads(lake.table(lived, hours).delta().history(1)[0]["userMetadata"])
+    assert (lake.run_of(lived, run.id).tables["clicks"]["forced"], history["over"]) == (said, {"clicks": said})
+    assert [p.blocked for p in settle.publish(lived, CATALOG, run.id)] == [(), ()]
+
+
 #   by table: its checks, its warnings, why its gate has failed, what its history says of it
 @pytest.mark.parametrize(
     ("of", "checks", "warnings", "reasons", "verdict"),

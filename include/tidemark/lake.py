@@ -983,6 +983,10 @@ class Run:
         """Whether readers see a table of it, be the rest held back, or its record cut off."""
         return any(said.get("published") for said in self.tables.values())
 
+    def seen(self, name: str) -> bool:
+        """Whether readers see a table, or one that reads it: a topic, which is judged too, is never published itself."""
+        return any(said.get("published") for n, said in self.tables.items() if name in (n, *said.get("reads", ())))
+
     def publishable(self, since: datetime) -> bool:
         """Whether something of it may be published yet: undecided, or published in part or taken back, touched after `since`.
 

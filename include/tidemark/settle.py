@@ -1591,7 +1591,7 @@ def publish(
         try:
             done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
         finally:  # what was refused, or held back for another check, is not in force when somebody asks again
-            if refused := [name for name in taken if not run.tables[name].get("published")]:
+            if refused := [name for name in taken if not run.seen(name)]:
                 for name in refused:
                     run.tables[name].pop("forced")
                 lake.save(settings, run)
@@ -1614,7 +1614,7 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
     taken = []
     for name, said in run.tables.items():
         failed = said.get("failed", [])
-        if said.get("forced") and said.get("published"):
+        if said.get("forced") and run.seen(name):
             continue
         # What could not be asked, or raised, has no answer that a person could take upon themselves.
         if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
