@@ -88,7 +88,7 @@ def test_run_that_is_interrupted_says_what_it_leaves_and_the_command_that_follow
         def __init__(self, *_: Any) -> None: ...
 
         def work(self) -> None:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(settle, "Settling", Interrupted)
     run = recorded(settings, "r1", kind, (YESTERDAY,), state="running")
