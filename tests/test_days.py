@@ -593,7 +593,10 @@ def test_rejects_that_are_accepted_beside_a_night_settle_its_day_too_where_that_
     logged(settings, spark, PRICES, [(0, 1, datetime.fromisoformat(f"{before}T23:50+00:00"))], reject="at: wanted DATE")
     pins, said = {"main": Pin("main", 6, READ, "")}, {"closes": {"published": "at one"}}
     lake.save(settings, Run("settle-1", "published", [str(before)], "", NOW.isoformat(), "", pins, said))
-    lake.save(settings, Run("settle-2", "staged", [str(last)], "", NOW.isoformat(), "", pins, {"closes": {}}))
+    lake.save(
+        settings,
+        Run("settle-2", "staged", [str(last)], "", NOW.isoformat(), "", pins, {"closes": {"gate": "passed", "reasons": []}}),
+    )
     monkeypatch.setattr(lake, "pins", lambda *_: pins)
     monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
     monkeypatch.setattr(settle, "mend", lambda *_: None)

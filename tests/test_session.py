@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from py4j import protocol as proto
 from pyspark import SparkContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
-from tidemark import local, session
+from tidemark import local, quality, session
 from tidemark.settings import Settings
 
 SPILLS = """
@@ -129,6 +130,13 @@ def test_logs_say_day_and_time_in_utc_on_a_machine_of_another_zone(settings: Set
     assert [who for _, who in said] == ["Python", "Java"], done.stderr
     for at, _ in said:
         assert before - timedelta(seconds=1) <= datetime.fromisoformat(f"{at}+00:00") <= datetime.now(UTC)
+
+
+def test_a_mistake_of_sql_is_raised_as_spark_tells_it_whoever_was_quiet_before(spark: SparkSession) -> None:
+    with quality.quiet():
+        pass
+    with pytest.raises(AnalysisException, match="UNRESOLVED_ROUTINE"):
+        spark.range(1).select(F.expr("to_timestmp(id)"))
 
 
 AT_WORK = """

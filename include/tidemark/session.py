@@ -227,8 +227,10 @@ def session(settings: Settings, app: str, extra: dict[str, str] | None = None, o
     if not log4j.exists() or log4j.read_text() != LOG4J:
         log4j.write_text(LOG4J)
     remember_lookups()
-    # PySpark writes each analysis error as a page of JSON to stderr beside raising it.
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    # PySpark writes each analysis error as a page of JSON to stderr beside raising it, and raises a `TypeError` instead where
+    # somebody has asked for its logger before.
+    for of_errors in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(of_errors).setLevel(logging.CRITICAL)
     for name in (None, "py4j.clientserver"):
         logging.getLogger(name).addFilter(not_raised_as_well)
     builder = SparkSession.builder.appName(app).config("spark.sql.warehouse.dir", str(scratch(settings) / "warehouse"))
