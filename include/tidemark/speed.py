@@ -226,7 +226,9 @@ class Stream:
     # ---- start
 
     def run(self, recover: bool, accept_loss: bool) -> None:
-        self.heeds_signals()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signum, lambda *_: self.stopping.set())
         self.wait_for_broker()
         if self.stopping.is_set():
             return
@@ -246,12 +248,6 @@ class Stream:
             with suppress(Py4JError, ConnectionError):
                 self.spark.stop()
         (self.state / "stop").unlink(missing_ok=True)
-
-    def heeds_signals(self) -> None:
-        """SIGTERM and Ctrl-C drain the stream."""
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signum, lambda *_: self.stopping.set())
 
     def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
         """All that the first query needs: a session, the tables, a checkpoint, and of new rollups what the log has."""
