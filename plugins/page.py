@@ -111,7 +111,7 @@ class Answers:
         """Every run's record, newest first."""
         from tidemark import lake
 
-        return lake.runs(self.settings)[::-1]
+        return lake.runs_now(self.settings)[::-1]
 
     # ---- live
 

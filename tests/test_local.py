@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
+from filelock import FileLock
 from pydantic import SecretStr
 
 from tidemark import __main__ as cli
@@ -402,6 +403,15 @@ def test_lease_is_refused_twice_in_one_process_and_free_after_its_block(tmp_path
         pass
     with second:
         pass
+
+
+def test_lease_waits_for_one_who_only_looks_whether_it_is_held(tmp_path: Path) -> None:
+    looks = FileLock(tmp_path / "run.lease", thread_local=False)
+    looks.acquire()
+    gone = threading.Timer(0.01, looks.release)
+    gone.start()
+    with Lease(tmp_path / "run.lease"):  # which waits a second
+        gone.join()
 
 
 def test_lease_does_not_pass_to_a_child_that_outlives_its_holder(settings: Settings, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from tidemark import __main__ as cli
 from tidemark import lake, quality, settle
 from tidemark import report as engine
+from tidemark.local import Lease
 from tidemark.model import Catalog, Live, Topic, View
 from tidemark.pipelines import CATALOG
 from tidemark.report import ReportError, report
@@ -264,7 +266,8 @@ DONE = PASSED | {"published": "2024-11-21T00:10:00+00:00"}
 def test_a_day_says_how_it_stands_and_what_follows(settings, run, state, says, follows):
     if run:
         save(settings, "new", [DAY], tables=run[1], state=run[0], note="disk full")
-    text = report(settings, CATALOG, DAY).read_text()
+    with Lease(settings.lake_path / "runs" / ".new.lease") if run and run[0] == "running" else nullcontext():
+        text = report(settings, CATALOG, DAY).read_text()
     assert re.findall(r'class="state[^"]*">(.*?)</span>', text) == [state]
     assert re.findall(r"</h1>\s*<p>(.*?)</p>", text)[0].startswith(says)
     assert (follows in text.split("What follows:")[1].split("</div>")[0]) if follows else "What follows:" not in text
@@ -296,11 +299,17 @@ def test_a_reason_that_is_no_utf_8_is_kept_and_shown_as_text(settings):
 
 def test_a_run_that_was_killed_is_not_at_work_any_more(settings):
     publish(settings, "old", {DAY: {"/": [30]}})
-    save(settings, "new", [DAY], 1, state="running")
-    assert engine.stands(settings, CATALOG, DAY).state == "being settled"
-    record = settings.lake_path / "runs/new.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"touched": "2024-11-21T00:00:00+00:00"}))
-    assert engine.stands(settings, CATALOG, DAY).says == "Settled by run old: the night."
+    save(settings, "new", [DAY], 1, state="running", note="")
+    with Lease(settings.lake_path / "runs" / ".new.lease"):
+        assert engine.stands(settings, CATALOG, DAY).state == "being settled"
+    assert (
+        engine.stands(settings, CATALOG, DAY).says == "Settled by run old: the night. Run new failed since, and changed nothing."
+    )
+    (settings.lake_path / "runs" / "old.json").unlink()
+    assert engine.stands(settings, CATALOG, DAY).says == "Run new failed: it was cut off; readers have the day live."
+    listed = CliRunner().invoke(cli.app, ["runs", "--json"], env={"TIDEMARK_HOME": str(settings.home)})
+    assert [(run["state"], run["note"]) for run in json.loads(listed.stdout)] == [("failed", "it was cut off")]
+    assert lake.run_of(settings, "new").undecided  # its files stay for a day: a replay may go on
 
 
 NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE}), {"hourly_traffic": DONE}

@@ -1159,7 +1159,7 @@ def runs(json_: AsJson = False) -> None:
     """Every settling, oldest first: its days, its state, why it was made and what held a table back."""
     from tidemark import lake
 
-    found = lake.runs(settings())
+    found = lake.runs_now(settings())
     if json_:
         show(found)
         return
@@ -1296,7 +1296,7 @@ def whole_status(config: Settings) -> dict[str, Any]:
         broker = "does not answer"
     except kafka.BrokerRefused as refused:
         broker = str(refused)
-    newest = max(lake.runs(config), key=lambda r: r.created, default=None)
+    newest = max(lake.runs_now(config), key=lambda r: r.created, default=None)
     notifier = local.recorded(config, "notify")
     ended = notifier if notifier and not notifier.alive() and not local.beats(config, "notify") else None
     return {

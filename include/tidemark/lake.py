@@ -1101,6 +1101,10 @@ def told(path: Path, without: str = "nothing else is lost with it") -> Any:
         ) from error
 
 
+LOOKS = 1.0
+"""Seconds to wait for a lock that may be held by one who only looks whether it is (`is_held`), for a moment."""
+
+
 def is_held(lease: Path) -> bool:
     """Whether somebody on this machine holds a lease."""
     from filelock import FileLock, Timeout
@@ -1122,6 +1126,15 @@ def records(settings: Settings) -> list[Path]:
 def runs(settings: Settings) -> list[Run]:
     """Every run, oldest first."""
     return sorted(map(as_run, records(settings)), key=lambda r: r.created)
+
+
+def runs_now(settings: Settings) -> list[Run]:
+    """Every run, oldest first, as people are told of it: one that nobody on this machine is at work on any more has failed."""
+    found = runs(settings)
+    for run in found:
+        if run.state == "running" and not is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
+            run.state, run.note = "failed", run.note or "it was cut off"
+    return found
 
 
 def settled_days(settings: Settings, table: Table) -> set[date]:
@@ -1580,7 +1593,7 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
         if run.published or run.visible:
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
         try:
-            with FileLock(settings.lake_path / "runs" / f".{run.id}.lease", timeout=0):  # nor may anybody begin meanwhile
+            with FileLock(settings.lake_path / "runs" / f".{run.id}.lease", timeout=LOOKS):  # nor may anybody begin meanwhile
                 for name in catalog.names:
                     folder = staging(table(settings, catalog[name]), run.id)
                     if folder.exists():

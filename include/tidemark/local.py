@@ -656,13 +656,13 @@ def step_aside(niceness: int = 10) -> None:
 class Lease:
     """A lock on a path for as long as its holder lives, whatever ends it; a killed holder leaves none behind.
 
-    Entering raises `LeaseHeld` at once when another holds it, in this process or another; the sentence ends with the `way` out.
-    It holds on one machine only.
+    Entering raises `LeaseHeld` within a second when another holds it, in this process or another; the sentence ends with the
+    `way` out. It holds on one machine only.
     """
 
     def __init__(self, path: Path, way: str = "End it (`tidemark down`), then start again") -> None:
         self.path, self.way = path, way
-        self.lock = FileLock(path, timeout=0, thread_local=False)
+        self.lock = FileLock(path, timeout=lake.LOOKS, thread_local=False)
 
     def __enter__(self) -> Lease:
         self.path.parent.mkdir(parents=True, exist_ok=True)

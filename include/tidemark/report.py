@@ -270,8 +270,7 @@ def length(span: timedelta | None) -> str:
 
 def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     """How a day stands, by the records of runs; of each table by that of the newest run which has computed it."""
-    # One that runs and of which nobody has heard for a day was killed.
-    runs = [r for r in lake.runs(settings) if str(day) in r.days and (r.undecided or r.state not in ("dropped", "running"))]
+    runs = [r for r in lake.runs_now(settings) if str(day) in r.days and r.state != "dropped"]
     settle = f'`tidemark settle --day {day} --reason "…"`, then `tidemark publish` with the name that it prints'
     ends = instant(midnight(day + DAY, settings.tz))
     click = f"or in Airflow: DAG `nightly`, the run of {day}, listed under its end, {ends}: Clear"
