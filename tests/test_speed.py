@@ -708,21 +708,21 @@ def test_what_a_start_sets_aside_is_told_before_its_first_batch(
 
 
 @pytest.mark.parametrize("newest", ["second", "main.before-2-1"])
-def test_a_topic_is_known_by_the_id_that_the_stream_had_read_which_began_with_it_last(settings: Settings, newest: str) -> None:
+def test_a_topic_begins_where_the_stream_began_which_took_it_up_last(settings: Settings, newest: str) -> None:
     """What was set aside tells too: a stream that left a topic may take it up again."""
     aside = "main.before-2-1"
-    read = {"main": {"views": "v"}, "second": {"clicks": "second"}, aside: {"clicks": aside, "views": "v"}}
-    for name, ids in read.items():
+    began = {"main": {"views": {"0": 0}}, "second": {"clicks": {"0": 7}}, aside: {"clicks": {"0": 3}, "views": {"0": 0}}}
+    for name, start in began.items():
         file = settings.checkpoints / name / "tidemark.json"
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"topic_ids": ids}))
+        file.write_text(json.dumps({"start": start}))
         os.utime(file, (at := 2 if name == newest else 1, at))
     (settings.checkpoints / "third").mkdir()
     stream, born = object.__new__(speed.Stream), SimpleNamespace(created_time=0)
     stream.settings, stream.ledger = settings, SimpleNamespace(delta=lambda: SimpleNamespace(metadata=lambda: born))  # type: ignore[assignment]
-    assert stream.ids_read() == {"clicks": newest, "views": "v"}
+    assert stream.starts_of_all() == {"clicks": began[newest]["clicks"], "views": {"0": 0}}
     born.created_time = 1_500  # of a lake that was begun afresh between the two nothing is told by the older
-    assert stream.ids_read() == read[newest]
+    assert stream.starts_of_all() == began[newest]
 
 
 @view(reads={"clicks": search_clicks}, key=("hour",), time="hour", live=Live("1 minute", "30 minutes"))

@@ -59,6 +59,7 @@ CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 3 hours",
     "delta.enableExpiredLogCleanup": "true",
 }
+TOPIC_ID = "tidemark.topicId"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 # How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
@@ -267,6 +268,19 @@ class Table:
             delta.alter.add_columns(fresh)
             self._delta = None
             log.info("columns added; old rows have null there", table=self.name, columns=[f.name for f in fresh])
+
+    @property
+    def topic_id(self) -> str | None:
+        """Of a log, by Kafka's own id, the topic whose records it holds; None before a stream has begun with it."""
+        return (self.delta().metadata().configuration or {}).get(TOPIC_ID)
+
+    def belong_to(self, topic_id: str) -> None:
+        """Have a log's table tell whose records it holds, for ever: their offsets are those of no other topic."""
+        for attempt in anew():
+            with attempt, self.still() as delta:
+                if self.topic_id is None:
+                    delta.alter.set_table_properties({TOPIC_ID: topic_id}, raise_if_not_exists=False)
+                    self._delta = None
 
     def files(self) -> list[File]:
         """Every file of the newest version."""

@@ -262,6 +262,8 @@ class Stream:
         code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
         lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
         self.generation = self.open_generation(recover, accept_loss)
+        for topic in self.mine.topics:
+            self.tables[topic].belong_to(self.generation.topic_ids[topic])
         self.remember_time()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.caught_up = not any(self.lag().values())
@@ -411,13 +413,11 @@ class Stream:
         entered = [t.appended(self.name) for t in (self.ledger, *self.tables.values())]
         last = max((seq for seq in entered if seq is not None), default=-1)
         ids = kafka.topic_ids(self.settings, topics)
-        if found:
-            self.refuse_created_again(ids, found.topic_ids)
+        logged = {t: one for t in topics if (one := self.tables[t].topic_id)}
+        self.refuse_created_again(ids, logged | (found.topic_ids if found else {}))
         earliest = kafka.offsets(self.settings, topics, "earliest")
         known = self.known_upto(found, recover)
         moved, taken = self.taken_over(found, known)
-        if moved:
-            self.refuse_created_again(ids, self.ids_read())
         given = [t for t in (found.topic_ids if found else ()) if t not in topics]
         late = [t for t, parts in earliest.items() if found and t not in known and any(parts.values())]
         if not found and last >= 0 and not (recover or accept_loss):
@@ -436,6 +436,7 @@ class Stream:
                 )
             self.plan_again(found)
             known = self.read_upto(found)  # less, where the newest batch is read again
+            self.refuse_ahead(known)
             lost = self.lost(known, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -452,6 +453,7 @@ class Stream:
             done = self.finish_ledger(self.entered_spans(held), self.log_spans(held), max(1, number - 1))
             read = self.starts_of_all() | known  # a topic that is taken over may have a partition more since, as one's own may
             known |= {t: {**read.get(t, start.get(t, {})), **parts} for t, parts in done.items()}
+            self.refuse_ahead(known)
             lost = self.lost(known, earliest)
             if not accept_loss:
                 self.refuse_lost(lost)
@@ -469,23 +471,15 @@ class Stream:
         log.info("a new generation", stream=self.name, generation=number, start=start, taken=taken, given=given)
         return self.write_identity(lake.Generation(number, last + 1, start, ids, (found.taken if found else {}) | taken))
 
-    def told_by_all(self, what: str) -> list[dict[str, Any]]:
-        """One field of each generation, of this lake's streams and of those set aside, as they were written; not of what was set
-        aside before the lake began, whose topics may be others."""
+    def starts_of_all(self) -> dict[str, dict[str, int]]:
+        """Where reading of each partition has begun last, whichever of this lake's streams did, those set aside too; one that was
+        added since is not there. What was set aside before the lake began is of other topics."""
         told, began = list[tuple[int, dict[str, Any]]](), (self.ledger.delta().metadata().created_time or 0) * 1_000_000
         for file in self.settings.checkpoints.glob("*/tidemark.json"):
             with suppress(OSError, ValueError):  # another stream may set its own aside just now
-                told.append((file.stat().st_mtime_ns, json.loads(file.read_text())[what]))
-        return [one for at, one in sorted(told, key=lambda pair: pair[0]) if at >= began]
-
-    def ids_read(self) -> dict[str, str]:
-        """Kafka's own id of each topic as whichever stream began with it last has read it."""
-        return {topic: one for ids in self.told_by_all("topic_ids") for topic, one in ids.items()}
-
-    def starts_of_all(self) -> dict[str, dict[str, int]]:
-        """Where reading of each partition has begun last, whichever stream did; one that was added since is not there."""
+                told.append((file.stat().st_mtime_ns, json.loads(file.read_text())["start"]))
         found: dict[str, dict[str, int]] = {}
-        for start in self.told_by_all("start"):
+        for start in (one for at, one in sorted(told, key=lambda pair: pair[0]) if at >= began):
             for topic, parts in start.items():
                 found[topic] = found.get(topic, {}) | parts
         return found
@@ -495,10 +489,26 @@ class Stream:
         for topic, new in ids.items():
             if new != (read := known.get(topic, new)):
                 raise SpeedError(
-                    f"topic {topic} was deleted and created again (its id is {new}, the stream has read {read}); its "
-                    f"offsets begin again and would be taken for old ones. Give the new topic another name, or move "
-                    f"{self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
+                    f"topic {topic} was deleted and created again, or this is another Kafka (its id is {new}, the stream has "
+                    f"read {read}); its offsets begin again and would be taken for old ones. {self.other_topic}"
                 )
+
+    @property
+    def other_topic(self) -> str:
+        return (
+            f"Give the new topic another name, or move {self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
+        )
+
+    def refuse_ahead(self, known: Mapping[str, Mapping[str, int]]) -> None:
+        """Raises `SpeedError` where a topic ends before what was read of it: what comes to it now has offsets that were read."""
+        for topic, parts in kafka.offsets(self.settings, list(self.mine.topics), "latest").items():
+            for p, end in parts.items():
+                if (upto := known.get(topic, {}).get(str(p), 0)) > end:
+                    raise SpeedError(
+                        f"topic {topic}, partition {p}, ends at offset {end}, and the stream has read it up to {upto}: Kafka "
+                        f"has lost records, or an old copy of it was put back. What comes now has offsets that were read before, "
+                        f"and would be taken for that. {self.other_topic}"
+                    )
 
     def read_again(self) -> None:
         """Read from Kafka again what the ledger has of a topic and its log has not, and append it to the log.

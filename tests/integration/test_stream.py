@@ -433,4 +433,4 @@ def test_topic_that_was_created_again_is_refused(sensors: Sensors, spark: SparkS
     admin = AdminClient({"bootstrap.servers": broker.brokers})
     admin.delete_topics([sensors.topic])[sensors.topic].result()
     kafka.apply(broker, declared(sensors.topic).topics.values())
-    sensors.refused(f"topic {sensors.topic} was deleted and created again .* Give the new topic another name")
+    sensors.refused(f"topic {sensors.topic} was deleted and created again, .* Give the new topic another name")
