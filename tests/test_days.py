@@ -709,20 +709,26 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
         ([([1, 2, 3, 4, 5], 6), ([2, 3, 4], 8)], []),
         ([([1], 7), ([2], 8), ([3], 9), ([4], 10)], []),
         ([([2], 7), ([3], 8), ([2], 9)], []),  # once more, and nothing came
+        ([([2], 8, 2), ([3], 9)], [3]),  # taken back, and the third day has read it
+        ([([2], 8, 2), ([3], 9), ([3], 10)], []),
+        ([([2], 7), ([2], 8, 3), ([3], 9)], [3]),
+        ([([2], 8, 1), ([3], 9)], []),  # before the third day was begun
+        ([([3], 8), ([2], 9, 2)], []),
     ],
 )
 def test_a_day_that_has_read_a_view_s_rows_of_another_day_is_settled_again_once_they_are_corrected(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[list[int], int]], again: list[int]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[Any, ...]], again: list[int]
 ) -> None:
+    """A third number says before which of the runs it was taken back."""
     at = datetime(2026, 11, 2, 12, tzinfo=UTC)
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     known = []
-    for n, (days, seq) in enumerate(runs):
-        created, published = ((NOW + timedelta(hours=n, minutes=m)).isoformat() for m in (0, 5))
-        said = {name: {"published": published} for name in CLOSES.views}
+    for n, (days, seq, *back) in enumerate(runs):
+        created, published, *taken = ((NOW + timedelta(hours=n)).isoformat() for n in (n, n + 0.1, *(b - 0.1 for b in back)))
+        said = {name: {"rolled_back": taken[0]} if taken else {"published": published} for name in CLOSES.views}
         pins = {"main": Pin("main", seq, READ, "")}
         known.append(Run(f"settle-{n}", "published", [f"2026-11-0{d}" for d in days], "", created, "", pins, said))
     monkeypatch.setattr(lake, "runs", lambda _: known)

@@ -702,7 +702,8 @@ def newest_runs(catalog: Catalog, runs: Sequence[Run]) -> dict[str, dict[date, R
 
 
 def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest: Mapping[str, Mapping[date, Run]]) -> Rests:
-    """The days of views that have read earlier days of a view which were published after their run, of the `newest`, had begun.
+    """The days of views that have read earlier days of a view which were published, or taken back, after their run, of the
+    `newest`, had begun.
 
     Outside its run's days a view reads of another what is published by then, or live rows where nothing is. None looks ahead at
     a view.
@@ -710,17 +711,25 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
     found = Rests()
     for view in catalog.views.values():
         looking, publications = compare.rows_looking(settings, catalog, view), dict[date, list[tuple[str, Run]]]()
+        gone = dict[date, list[tuple[str, str]]]()  # when a run began whose publication was taken back, and when it was
         for run in runs:
-            if at := run.tables.get(view.name, {}).get("published"):
-                for d in run.days:
-                    publications.setdefault(date.fromisoformat(d), []).append((at, run))
-        for day, published in publications.items():
+            said = run.tables.get(view.name, {})
+            for d in map(date.fromisoformat, run.days):
+                if at := said.get("published"):
+                    publications.setdefault(d, []).append((at, run))
+                elif at := said.get("rolled_back"):
+                    gone.setdefault(d, []).append((run.created, at))
+        for day in publications.keys() | gone.keys():
             start, end = period(settings, day)
+            published = publications.get(day, [])
             for name, (_, last) in looking(start, end - timedelta(microseconds=1)).items():
                 for n in range((last.astimezone(settings.tz).date() - day).days):
                     mine = newest[name].get(later := day + timedelta(days=n + 1))
-                    if mine and str(day) not in mine.days and any(at > mine.created for at, _ in published):
-                        before = [run.pins for at, run in published if at <= mine.created]
+                    if not mine or str(day) in mine.days:
+                        continue
+                    taken_back = any(began < mine.created < at for began, at in gone.get(day, ()))
+                    if taken_back or any(at > mine.created for at, _ in published):
+                        before = [run.pins for at, run in published if at <= mine.created and not taken_back]
                         found.setdefault(view.name, {}).setdefault(day, []).append((later, before[-1] if before else {}))
     return found
 
