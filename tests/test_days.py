@@ -570,10 +570,19 @@ def test_rejects_that_are_accepted_now_settle_every_published_day_that_looks_at_
     lake.save(settings, Run("settle-1", "published", [str(days[n]) for n in published], "", NOW.isoformat(), "", pins, said))
     monkeypatch.setattr(lake, "pins", lambda *_: pins)
     monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
-    monkeypatch.setattr(settle, "mend", lambda *_: None)
-    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    at_work: list[str] = []
+
+    def mend(*_: Any) -> None:
+        (run,) = (r for r in lake.runs_now(settings) if r.kind == "rejects")
+        at_work.append(run.state)
+        with pytest.raises(lake.LakeError, match="is being worked on"):
+            lake.drop(settings, own, run)
+
+    monkeypatch.setattr(settle, "mend", mend)
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
     told: list[str] = []
     settle.settle_rejects(settings, own, "a date is an instant", told.append)
+    assert at_work == ["running"]
     (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
     assert any(line.startswith("there is nothing to publish: only days") for line in told) == (not settled)
     assert (found.days, found.mended) == ([str(days[n]) for n in settled], [str(days[n]) for n in mended])
@@ -600,7 +609,7 @@ def test_rejects_that_are_accepted_beside_a_night_settle_its_day_too_where_that_
     monkeypatch.setattr(lake, "pins", lambda *_: pins)
     monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
     monkeypatch.setattr(settle, "mend", lambda *_: None)
-    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
     settle.settle_rejects(settings, own, "a date is an instant")
     (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
     assert found.days == [str(before), str(last)]
@@ -636,7 +645,7 @@ def test_days_whose_mended_rejects_were_given_up_are_settled_when_rejects_are_ju
     monkeypatch.setattr("tidemark.session.session", lambda *_: None)
     monkeypatch.setattr(settle, "mendable", lambda *_: {})
     monkeypatch.setattr(settle, "groups", lambda *_: [])
-    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
     found = settle.settle_rejects(settings, ALONE, "again")
     assert (found.days if found else None) == (days(again) if again else None)
 
@@ -652,7 +661,7 @@ def test_run_that_was_at_work_when_rejects_were_judged_again_is_not_dropped_once
     monkeypatch.setattr("tidemark.session.session", lambda *_: None)
     monkeypatch.setattr(settle, "mendable", lambda *_: {})
     monkeypatch.setattr(settle, "groups", lambda *_: [])
-    monkeypatch.setattr(settle, "work", lambda *_: lake.save(settings, replace(other, state=came_to)))
+    monkeypatch.setattr(settle, "computed", lambda *_: lake.save(settings, replace(other, state=came_to)))
     settle.settle_rejects(settings, ALONE, "at once")
     assert lake.run_of(settings, "r1").state == state
 
@@ -1163,7 +1172,7 @@ def test_run_over_rejects_that_are_accepted_from_a_log_that_someone_optimized_is
     taken = before if after else datetime.now(UTC).isoformat()
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 6, READ, taken)})
     monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
-    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
     run = settle.settle_rejects(settings, LASTS, "a date is an instant")
     assert run is not None and run.days == [str(last)]
     (mended,) = outer.files()

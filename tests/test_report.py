@@ -1,6 +1,7 @@
 """The report of a day, over real tables written as lake.py writes them, and looked at in a real browser."""
 
 import csv
+import fcntl
 import html
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -310,6 +312,30 @@ def test_a_run_that_was_killed_is_not_at_work_any_more(settings):
     listed = CliRunner().invoke(cli.app, ["runs", "--json"], env={"TIDEMARK_HOME": str(settings.home)})
     assert [(run["state"], run["note"]) for run in json.loads(listed.stdout)] == [("failed", "it was cut off")]
     assert lake.run_of(settings, "new").undecided  # its files stay for a day: a replay may go on
+
+
+def test_a_run_that_ends_while_one_looks_is_told_as_it_ended(settings, monkeypatch):
+    run = save(settings, "new", [DAY], state="running", note="")
+    monkeypatch.setattr(lake, "is_held", lambda _: lake.save(settings, replace(run, state="staged")))  # and lets go
+    assert [r.state for r in lake.runs_now(settings)] == ["staged"]
+
+
+def test_a_remark_of_a_run_is_not_told_as_the_cause_of_its_end(settings):
+    save(settings, "new", [DAY], state="running", note="the log keeps 30 days")
+    assert [r.note for r in lake.runs_now(settings)] == ["the log keeps 30 days; it was cut off"]
+
+
+def test_who_may_only_read_a_lake_can_look_whether_a_run_is_at_work(settings, monkeypatch):
+    save(settings, "new", [DAY], state="running")
+    lease = lake.lease_of(settings, "new")
+    opened = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, flags, *more, **of: opened(path, flags, *more, **of) if not flags & os.O_RDWR else 1 / 0
+    )
+    with open(lease, "w") as holder:  # noqa: PTH123
+        assert [r.state for r in lake.runs_now(settings)] == ["failed"]
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        assert [r.state for r in lake.runs_now(settings)] == ["running"]
 
 
 NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE}), {"hourly_traffic": DONE}

@@ -11,6 +11,7 @@ reading are Spark's. Where a file came from is its path:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -1120,16 +1121,20 @@ LOOKS = 1.0
 
 
 def is_held(lease: Path) -> bool:
-    """Whether somebody on this machine holds a lease."""
-    from filelock import FileLock, Timeout
-
-    if not lease.exists():
-        return False
+    """Whether somebody on this machine holds a lease; also for one who may only read it."""
     try:
-        with FileLock(lease, timeout=0):
+        with lease.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # those who look do not take each other for the holder
             return False
-    except Timeout:
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
+
+
+def lease_of(settings: Settings, run: str) -> Path:
+    """The lease of whoever is at work on a run."""
+    return settings.lake_path / "runs" / f".{run}.lease"
 
 
 def records(settings: Settings) -> list[Path]:
@@ -1145,9 +1150,12 @@ def runs(settings: Settings) -> list[Run]:
 def runs_now(settings: Settings) -> list[Run]:
     """Every run, oldest first, as people are told of it: one that nobody on this machine is at work on any more has failed."""
     found = runs(settings)
-    for run in found:
-        if run.state == "running" and not is_held(settings.lake_path / "runs" / f".{run.id}.lease"):
-            run.state, run.note = "failed", run.note or "it was cut off"
+    for n, run in enumerate(found):
+        # One that ended well while the records were read has let go only after that was in its record.
+        if run.state == "running" and not is_held(lease_of(settings, run.id)):
+            found[n] = run = run_of(settings, run.id)
+            if run.state == "running":
+                run.state, run.note = "failed", "; ".join(filter(None, (run.note, "it was cut off")))
     return found
 
 
@@ -1607,7 +1615,7 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
         if run.published or run.visible:
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
         try:
-            with FileLock(settings.lake_path / "runs" / f".{run.id}.lease", timeout=LOOKS):  # nor may anybody begin meanwhile
+            with FileLock(lease_of(settings, run.id), timeout=LOOKS):  # nor may anybody begin meanwhile
                 for name in catalog.names:
                     folder = staging(table(settings, catalog[name]), run.id)
                     if folder.exists():

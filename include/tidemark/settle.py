@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
@@ -225,43 +225,45 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
         days |= {date.fromisoformat(d) for d in former.days} | mended
     since, why = held_from(settings, catalog, catalog.names)
     days |= {d for d in given_up(lake.runs(settings)) if d >= since}
-    with lake.pinning(settings):
-        refuse_undecided(settings)  # one may have begun while Spark did
-        pins = pinned(settings, catalog)
-        found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
-        at_work = {date.fromisoformat(d) for r in lake.runs(settings) if r.undecided for d in r.days}
-        newest, nights = (
-            pins_of(newest_runs(catalog, lake.runs(settings))),
-            {*missed(settings, catalog), *at_work, last, last + timedelta(days=1)},
-        )
-        live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
-        for name, rejects in found.items():
-            looking, waiting = (days_looking(settings, catalog, catalog.topics[name], of) for of in (newest, live))
-            for r in (r for held in rejects.values() for r in held):
-                days |= {r["day"], *(d for d, _ in looking(r["low"], r["high"]))}
-                waits = {d for d, _ in waiting(r["low"], r["high"])}
-                # A night under way has computed without it, and is refused once this run has its days too.
-                days, mended = days | waits & at_work, mended | waits
-        if not days:
-            progress("no reject is accepted by the code of now")
-            return None
-        if min(days) < since:
-            progress(why)
-        over = sorted(d for d in days if since <= d <= last)
-        refuse_unpinned(settings, catalog, catalog.names, over, pins)
-        run = new_run(settings, "rejects", over, reason, pins)
-        run.mended = [str(d) for d in sorted(mended | {d for d in days if d > last})]
-        run.chunks = chunks_of(settings, catalog, over)
-        lake.save(settings, run)
-        for name, rejects in found.items():
-            for group in groups(settings, lake.table(settings, catalog[name]), rejects):
-                mend(spark, settings, catalog, catalog.topics[name], group, progress)
-    if over:
-        work(settings, catalog, run, progress)
-    else:
-        run.state, run.note = "done", "only days that are not over, which are live, or that have expired were touched"
-        progress(f"there is nothing to publish: {run.note}")
-        lake.save(settings, run)
+    with ExitStack() as at_work:
+        with lake.pinning(settings):
+            refuse_undecided(settings)  # one may have begun while Spark did
+            pins = pinned(settings, catalog)
+            found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
+            under_way = {date.fromisoformat(d) for r in lake.runs(settings) if r.undecided for d in r.days}
+            newest, nights = (
+                pins_of(newest_runs(catalog, lake.runs(settings))),
+                {*missed(settings, catalog), *under_way, last, last + timedelta(days=1)},
+            )
+            live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
+            for name, rejects in found.items():
+                looking, waiting = (days_looking(settings, catalog, catalog.topics[name], of) for of in (newest, live))
+                for r in (r for held in rejects.values() for r in held):
+                    days |= {r["day"], *(d for d, _ in looking(r["low"], r["high"]))}
+                    waits = {d for d, _ in waiting(r["low"], r["high"])}
+                    # A night under way has computed without it, and is refused once this run has its days too.
+                    days, mended = days | waits & under_way, mended | waits
+            if not days:
+                progress("no reject is accepted by the code of now")
+                return None
+            if min(days) < since:
+                progress(why)
+            over = sorted(d for d in days if since <= d <= last)
+            refuse_unpinned(settings, catalog, catalog.names, over, pins)
+            run = new_run(settings, "rejects", over, reason, pins)
+            run.mended = [str(d) for d in sorted(mended | {d for d in days if d > last})]
+            run.chunks = chunks_of(settings, catalog, over)
+            at_work.enter_context(lease(settings, run))
+            lake.save(settings, run)
+            for name, rejects in found.items():
+                for group in groups(settings, lake.table(settings, catalog[name]), rejects):
+                    mend(spark, settings, catalog, catalog.topics[name], group, progress)
+        if over:
+            computed(settings, catalog, run, progress)
+        else:
+            run.state, run.note = "done", "only days that are not over, which are live, or that have expired were touched"
+            progress(f"there is nothing to publish: {run.note}")
+            lake.save(settings, run)
     for former in (lake.run_of(settings, r.id) for r in cut_off):
         if former.state in ("running", "failed"):  # else it was not cut off, but at work in another process
             former.state, former.note = "dropped", f"its days are in run {run.id}"
@@ -374,31 +376,40 @@ def resume(settings: Settings, catalog: Catalog, run: Run, progress: Progress = 
     return work(settings, catalog, run, progress)
 
 
+def lease(settings: Settings, run: Run) -> Lease:
+    """What whoever works on a run holds. To end streams and broker would not end who holds it."""
+    way = "Leave it at work, or end it where it was started (Ctrl-C), then give the same command again"
+    return Lease(lake.lease_of(settings, run.id), way)
+
+
 def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> Run:
     """Compute a run until it is staged, and keep its record true, whatever ends it. One that another process has finished, or
     dropped, since it was read is left as it is."""
+    with lease(settings, run):
+        return computed(settings, catalog, run, progress)
+
+
+def computed(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> Run:
+    """The same for who has the run's lease."""
     progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in run.pins.values())}")
-    # Who holds it is this very run at work elsewhere: ending streams and broker would not end it.
-    way = "Leave it at work, or end it where it was started (Ctrl-C), then give the same command again"
-    with Lease(settings.lake_path / "runs" / f".{run.id}.lease", way):
-        if (found := lake.run_of(settings, run.id)).state not in ("running", "failed"):
-            refuse_dropped(found)
-            return found
-        run.state = "running"
+    if (found := lake.run_of(settings, run.id)).state not in ("running", "failed"):
+        refuse_dropped(found)
+        return found
+    run.state = "running"
+    lake.save(settings, run)
+    try:
+        Settling(settings, catalog, run, progress).work()
+    except KeyboardInterrupt:
+        run.state = "running" if run.kind == "replay" else "failed"
+        run.note = "interrupted"
         lake.save(settings, run)
-        try:
-            Settling(settings, catalog, run, progress).work()
-        except KeyboardInterrupt:
-            run.state = "running" if run.kind == "replay" else "failed"
-            run.note = "interrupted"
-            lake.save(settings, run)
-            raise KeyboardInterrupt(cut_off(run)) from None
-        except BaseException as error:
-            run.state, run.note = "failed", " ".join(str(error).split())[:1000]
-            lake.save(settings, run)
-            raise
-        run.state = "staged"
+        raise KeyboardInterrupt(cut_off(run)) from None
+    except BaseException as error:
+        run.state, run.note = "failed", " ".join(str(error).split())[:1000]
         lake.save(settings, run)
+        raise
+    run.state = "staged"
+    lake.save(settings, run)
     return run
 
 
