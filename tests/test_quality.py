@@ -69,21 +69,20 @@ def not_passed(verdicts: list[Verdict]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------ misspelt
 
 
-@pytest.mark.parametrize(
-    ("check", "says"),
-    [
-        (
-            expect("ExpectColumnValuesToBeBetwen", column="pv", min_value=1),
-            "Great Expectations has no ExpectColumnValuesToBeBetwen; the nearest are ExpectColumnValuesToBeBetween, ",
-        ),
-        (
-            expect("ExpectColumnValuesToBeBetween", column="pv", min_valu=1),
-            "ExpectColumnValuesToBeBetween takes no min_valu; the nearest are min_value, ",
-        ),
-        (expect("Expectation", column="pv"), "Great Expectations has no Expectation; the nearest are "),
-    ],
-    ids=["name", "argument", "base class"],
-)
+MISSPELT = {
+    "name": (
+        expect("ExpectColumnValuesToBeBetwen", column="pv", min_value=1),
+        "Great Expectations has no ExpectColumnValuesToBeBetwen; the nearest are ExpectColumnValuesToBeBetween, ",
+    ),
+    "argument": (
+        expect("ExpectColumnValuesToBeBetween", column="pv", min_valu=1),
+        "ExpectColumnValuesToBeBetween takes no min_valu; the nearest are min_value, ",
+    ),
+    "base class": (expect("Expectation", column="pv"), "Great Expectations has no Expectation; the nearest are "),
+}
+
+
+@pytest.mark.parametrize(("check", "says"), MISSPELT.values(), ids=MISSPELT)
 def test_check_that_is_misspelt_is_refused_with_its_table_and_the_nearest_names(check, says):
     right = expect("ExpectColumnValuesToBeBetween", column="pv", min_value=1)
     view = with_checks(right, check)
@@ -91,6 +90,20 @@ def test_check_that_is_misspelt_is_refused_with_its_table_and_the_nearest_names(
         quality.refuse_misspelt(Catalog({}, {}, {view.name: view}))
     view = with_checks(right)
     quality.refuse_misspelt(Catalog({}, {}, {view.name: view}))
+
+
+def test_check_that_is_misspelt_holds_back_its_own_table_and_the_gate_says_so_as_a_command_does(spark: SparkSession) -> None:
+    wrong = with_checks(*(check for check, _ in MISSPELT.values()))
+
+    @view(reads={"panes": page_panes}, key=("page", "hour"), time="hour")
+    def right(panes: Any) -> Any: ...
+
+    tables = {d.name: Judged(d, hours(spark, ("/a", TEN, 1)), START, END) for d in (wrong, right)}
+    verdicts = quality.judge("r1", tables)
+    gates = {name: quality.gate(one.declared, quality.checks_of(one), verdicts) for name, one in tables.items()}
+    assert gates["right"].passed
+    for reason, (check, says) in zip(gates["hourly_traffic"].reasons, MISSPELT.values(), strict=True):
+        assert reason.startswith(f'hourly_traffic: "{check.name}" could not be asked: {says}')
 
 
 def test_names_and_arguments_are_those_that_great_expectations_takes():

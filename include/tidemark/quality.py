@@ -138,14 +138,18 @@ def own_checks(declared: Declared, start: datetime, end: datetime, *, dates: boo
 def refuse_misspelt(catalog: Catalog) -> None:
     """Raises `DeclarationError` for a declared check that Great Expectations does not have, or that takes no such argument."""
     for declared in (*catalog.topics.values(), *catalog.derived):
-        owner = f"{type(declared).__name__.lower()} {declared.name}"
         for check in declared.checks:
-            name, known = check.expectation, gallery().get(check.expectation)
-            if known is None:
-                raise DeclarationError(f"{owner}: Great Expectations has no {name}; {nearest(name, gallery())}")
-            for argument in check.arguments:
-                if known and argument not in known:
-                    raise DeclarationError(f"{owner}: {name} takes no {argument}; {nearest(argument, known)}")
+            if wrong := misspelt(check):
+                raise DeclarationError(f"{type(declared).__name__.lower()} {declared.name}: {wrong}")
+
+
+def misspelt(check: Check) -> str | None:
+    """What Great Expectations does not have of a check, its class or an argument, and the nearest that it has; None for none."""
+    name, known = check.expectation, gallery().get(check.expectation)
+    if known is None:
+        return f"Great Expectations has no {name}; {nearest(name, gallery())}"
+    wrong = next((argument for argument in check.arguments if known and argument not in known), None)
+    return wrong and f"{name} takes no {wrong}; {nearest(wrong, known)}"
 
 
 @cache
@@ -281,6 +285,9 @@ def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> l
     found: dict[int, Any] = {}
     expectations: dict[int, Any] = {}
     for i, check in enumerate(checks):
+        if wrong := misspelt(check):  # a night asks what no command has refused: the other tables go on
+            found[i] = Unasked(check, wrong)
+            continue
         try:
             expectations[i] = expectation(check, i)
         except Exception as reason:  # whatever it raises is its verdict
@@ -319,13 +326,11 @@ class Unasked:
 def expectation(check: Check, number: int, told: bool = False) -> Any:
     """A check in Great Expectations' words, to be answered by yes or no; a query that is to be `told` shows its rows too.
 
-    Raises what Great Expectations says against the arguments, or `LookupError` for a class that it does not have.
+    Raises what Great Expectations says against the arguments.
     """
     import great_expectations.expectations as gallery
 
-    kind = getattr(gallery, check.expectation, None)
-    if kind is None:
-        raise LookupError(f"Great Expectations has no {check.expectation}; its gallery lists what there is")
+    kind = getattr(gallery, check.expectation)
     arguments = dict(check.arguments)
     query = arguments.get("unexpected_rows_query")
     if not told and query in QUICKER:
