@@ -634,6 +634,60 @@ def test_a_view_without_its_key_is_refused_by_name(spark):
         answered(spark, some_hours)
 
 
+def no_such_name(events: DataFrame) -> DataFrame:
+    few = events.select("page", "at")
+    return few.select("pgae", F.col("at").alias("hour"))
+
+
+def no_such_attribute(events: DataFrame) -> DataFrame:
+    few = events.select("page", "at")
+    return events.select(events.paeg, few["at"].alias("hour"))
+
+
+def no_such_name_to_join_on(events: DataFrame) -> DataFrame:
+    few = events.select("page", "at")
+    return few.join(few, on="pag", how="inner")
+
+
+def no_such_function(events: DataFrame) -> DataFrame:
+    few = events.select("page", "at")
+    return few.select(F.colum("page"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (no_such_name, "there is no column pgae; the nearest are page, at"),
+        (no_such_attribute, "there is no column paeg; the nearest are page, "),
+        (no_such_name_to_join_on, "there is no column pag; the nearest are page, at"),
+        (no_such_function, "AttributeError: module 'pyspark.sql.functions' has no attribute 'colum'"),
+    ],
+)
+def test_a_mistake_in_a_function_is_one_sentence_with_its_place(spark: SparkSession, function: Any, says: str) -> None:
+    line = function.__code__.co_firstlineno + 2
+    with pytest.raises(DeclarationError) as told:
+        answered(spark, function)
+    assert str(told.value).startswith(f"view {function.__name__}: {__file__}:{line}: {says}")
+
+
+def test_a_function_that_returns_no_frame_is_one_sentence_with_its_place(spark: SparkSession) -> None:
+    def forgetful(events):
+        events.select("page", F.col("at").alias("hour"))
+
+    def grouped(events):
+        return events.groupBy("page", F.col("at").alias("pane"))
+
+    begins = [f.__code__.co_firstlineno for f in (forgetful, grouped)]
+    end = "and no DataFrame; end it with: return …"
+    with pytest.raises(DeclarationError) as told:
+        answered(spark, forgetful)
+    assert str(told.value) == f"view forgetful: {__file__}:{begins[0]}: its function returns None {end}"
+    panes = rollup(reads={"events": WIDE}, key=("page", "pane"), time="pane", merge={"n": "max"})(grouped)
+    with pytest.raises(DeclarationError) as told:
+        fold.roll(panes, {"events": fold.empty(spark, WIDE)})
+    assert str(told.value) == f"rollup grouped: {__file__}:{begins[1]}: its function returns a GroupedData {end}"
+
+
 @pytest.mark.parametrize("column", ["settled", "day"])
 def test_a_view_that_gives_a_column_of_the_platform_is_refused_by_name(spark, column):
     found = {d.name: s for d, s in fold.schemas(spark, catalog([sound_pipeline(column)]))}

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidemark import lake, quality, settle
 from tidemark.model import Catalog, Check, DeclarationError, Live, Topic, View, catalog, expect, midnight, rollup, view
 from tidemark.quality import Judged, Verdict
+from tidemark.settings import Settings
 
 START, END = datetime(2026, 11, 19, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
 TEN, ELEVEN = START + timedelta(hours=10), START + timedelta(hours=11)
@@ -482,6 +483,21 @@ def test_what_is_blocked_is_held_back_and_what_a_live_way_alone_reads_blocks_not
     tables = settling.run.tables
     assert {name for name in tables if tables[name]["gate"] == "blocked"} == blocked
     assert {name for name in tables if settling.run.held_back(name)} == {failed, *blocked}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DeclarationError("view t: its function gives no column a"), "view t: its function gives no column a"),
+        (ValueError("not so"), "hourly_traffic: its function raised ValueError: not so"),
+    ],
+)
+def test_what_is_foreseen_of_a_table_that_fails_is_told_in_its_own_sentence(
+    settings: Settings, error: Exception, told: str
+) -> None:
+    settling = settle.Settling(settings, Catalog({}, {}, {}), lake.Run("r", "running", [], "test", "", ""), print)
+    settling.fail(hourly_traffic, error)
+    assert settling.failed == {"hourly_traffic": told}
 
 
 # ------------------------------------------------------------------------------------------------------------- keeping

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -195,22 +194,14 @@ def catalog() -> Catalog:
     try:
         from tidemark.pipelines import CATALOG
     except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
-        if (where := written(error)) is None:
+        from tidemark import fold
+
+        if (where := fold.written(error)) is None:
             raise
         said = error.msg if isinstance(error, SyntaxError) else error
         raise Wrong(f"{where}: {type(error).__name__}: {said}") from error
     quality.refuse_misspelt(CATALOG)
     return CATALOG
-
-
-def written(error: Exception) -> str | None:
-    """The file and line of a pipeline in which Python found it; None where it found it elsewhere."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        places.append((error.filename or "", error.lineno))
-    folder = Path(__file__).with_name("pipelines")
-    own = [f"{file}:{line}" for file, line in places if Path(file).parent == folder and Path(file).name != "__init__.py"]
-    return own[-1] if own else None
 
 
 def every_topic() -> list[Topic]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -385,7 +387,7 @@ def table(topic: Topic, log: DataFrame, period: DataFrame) -> DataFrame:
 
 def roll(rollup: Rollup, events: Mapping[str, DataFrame]) -> DataFrame:
     """Run a rollup over accepted records by parameter name: its key, its merged columns, and `day` of its time."""
-    frame = rollup(**events)
+    frame = given(f"rollup {rollup.name}", rollup.function, events)
     return with_day(shaped(f"rollup {rollup.name}", frame, (*rollup.key, *rollup.merge)), rollup.time)
 
 
@@ -462,7 +464,7 @@ def answer(
 ) -> DataFrame:
     """A view's rows whose time falls in `period` (a one-row frame: timestamps `start`, `end`, exclusive), `settled`, `day`."""
     wants_period = {"period": period.select("start", "end")} if "period" in inspect.signature(function).parameters else {}
-    frame = function(**inputs, **wants_period)
+    frame = given(f"view {view.name}", function, {**inputs, **wants_period})
     own = frame.columns
     if missing := [c for c in view.key if c not in own]:
         raise DeclarationError(f"view {view.name}: its function gives no column {', '.join(missing)}; it gives {', '.join(own)}")
@@ -491,6 +493,50 @@ def with_day(frame: DataFrame, time: str) -> DataFrame:
         return frame
     date = F.col(time) if dict(frame.dtypes)[time] == "date" else functions.day(time)
     return frame.withColumn("day", date)
+
+
+NO_COLUMN = {
+    "UNRESOLVED_COLUMN": ("objectName", "proposal"),
+    "UNRESOLVED_USING_COLUMN_FOR_JOIN": ("colName", "suggestion"),
+    "ATTRIBUTE_NOT_SUPPORTED": ("attr_name", ""),
+}
+"""Spark's errors of a column that is not there: what it calls the name, and those that are."""
+
+
+def given(owner: str, function: Callable[..., DataFrame], handed: Mapping[str, DataFrame]) -> DataFrame:
+    """What a pipeline's function returns. Raises `DeclarationError` with its place for a column that is not there, a mistake of
+    Python, or where it returns no DataFrame; what else the function raises is raised as it is."""
+    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.sql import DataFrame
+
+    code = function.__code__
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    try:
+        frame = function(**handed)
+    except (AnalysisException, ImportError, NameError, AttributeError, TypeError) as error:
+        kind = (error.getCondition() or "").split(".")[0] if isinstance(error, PySparkException) else ""
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, PySparkException) and kind in NO_COLUMN:
+            name, told = ((error.getMessageParameters() or {}).get(word, "").replace("`", "") for word in NO_COLUMN[kind])
+            there = told.split(", ") if told else sorted({c for f in handed.values() for c in f.columns})
+            why = f"there is no column {name}; the nearest are {', '.join(difflib.get_close_matches(name, there, 5, 0))}"
+        elif isinstance(error, AnalysisException):
+            raise
+        raise DeclarationError(f"{owner}: {written(error, code.co_filename) or place}: {why}") from error
+    if not isinstance(frame, DataFrame):
+        found = "None" if frame is None else f"a {type(frame).__name__}"
+        raise DeclarationError(f"{owner}: {place}: its function returns {found} and no DataFrame; end it with: return …")
+    return frame
+
+
+def written(error: Exception, also: str = "") -> str | None:
+    """The file and line of a pipeline, or of the file `also`, in which Python found it; None where it found it elsewhere."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    folder = Path(__file__).with_name("pipelines")
+    mine = [at for at in places if at[0] == also or (Path(at[0]).parent == folder and Path(at[0]).name != "__init__.py")]
+    return f"{mine[-1][0]}:{mine[-1][1]}" if mine else None
 
 
 def shaped(owner: str, frame: DataFrame, names: tuple[str, ...]) -> DataFrame:

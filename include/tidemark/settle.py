@@ -25,6 +25,7 @@ from tidemark.local import Lease
 from tidemark.model import (
     OLDEST,
     Catalog,
+    DeclarationError,
     Declared,
     Rollup,
     Topic,
@@ -1022,9 +1023,9 @@ class Settling:
             frame.unpersist()
 
     def fail(self, declared: Declared, error: Exception) -> None:
-        self.failed[declared.name] = (
-            f"{declared.name}: its function raised {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        )
+        said = " ".join(str(error).split())[:500]
+        foreseen = isinstance(error, DeclarationError)  # which names the table, and where
+        self.failed[declared.name] = said if foreseen else f"{declared.name}: its function raised {type(error).__name__}: {said}"
         log.error("a table cannot be settled; the others go on", table=declared.name, because=self.failed[declared.name])
 
     # ---- the log, whole
