@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, StructType
 
-from tidemark import fold, functions
+from tidemark import fold, functions, speed
 from tidemark.model import Announce, DeclarationError, Live, Topic, catalog, rollup, view
 from tidemark.pipelines import CATALOG, traffic
+from tidemark.settings import Settings
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 HOUR, SECOND, MILLI = timedelta(hours=1), timedelta(seconds=1), timedelta(milliseconds=1)
@@ -747,6 +748,30 @@ def test_an_event_time_of_which_spark_makes_no_time_is_refused_with_its_topic(sp
     [(_, found)] = fold.schemas(spark, catalog([pipeline]))
     assert isinstance(found, DeclarationError)
     assert str(found).startswith(f"topic wide: event_time {said} gives no time ([") and "write a column" in str(found)
+
+
+def test_an_event_time_that_gives_none_refuses_the_stream_that_reads_the_topic_and_no_other(
+    spark: SparkSession, settings: Settings
+) -> None:
+    broken = replace(WIDE, name="broken", event_time="to_timestmp(page)", stream="other")
+
+    @view(reads={"events": WIDE}, key=("page", "hour"), time="hour")
+    def sound(events):
+        return events.select("page", F.col("at").alias("hour"))
+
+    @view(reads={"events": broken}, key=("page", "hour"), time="hour")
+    def lost(events):
+        return events.select("page", F.col("at").alias("hour"))
+
+    declared = catalog([SimpleNamespace(__name__="pipeline", a=WIDE, b=broken, c=sound, d=lost)])
+    main, other = (speed.Stream(settings, declared, name, settings.state / name) for name in ("main", "other"))
+    main.spark = other.spark = spark
+    with pytest.raises(DeclarationError, match=r"^topic broken: event_time to_timestmp\(page\) gives no time"):
+        other.make_tables()
+    main.make_tables()
+    assert main.tables.keys() == {"wide", "sound"}
+    assert main.set_aside["broken"].startswith("topic broken: event_time to_timestmp(page) gives no time")
+    assert main.set_aside["lost"] == "lost reads broken, which failed"
 
 
 def test_a_column_that_merges_by_distinct_and_is_no_set_is_refused_by_name(spark: SparkSession) -> None:

@@ -54,7 +54,11 @@ COMMIT_AGE = Metric(
     "tidemark_commit_age_seconds", "Seconds since the last batch was entered into the ledger, or since the start of a new stream."
 )
 BATCH = Metric("tidemark_batch_seconds", "Seconds that the last batch took, from its records to the ledger.")
-SET_ASIDE = Metric("tidemark_set_aside", "1 for each rollup or view that is set aside, because its function raised.", ("table",))
+SET_ASIDE = Metric(
+    "tidemark_set_aside",
+    "1 for each rollup or view that is set aside, because its function raised, and for a topic whose event time gives none.",
+    ("table",),
+)
 STREAM_TIME = Metric("tidemark_stream_time_seconds", "The latest event time that was read, in seconds since 1970.")
 BROKER_AWAY = Metric("tidemark_broker_away", "1 while no Kafka broker answers and the stream waits for one, else 0.")
 

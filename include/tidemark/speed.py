@@ -368,11 +368,12 @@ class Stream:
         return path
 
     def make_tables(self) -> None:
-        """Create what is missing; a rollup or view whose function does not fit its sources is set aside."""
+        """Create what is missing; a rollup or view whose function does not fit its sources is set aside, and a topic of another
+        stream whose event time gives none, with what reads it. Raises `DeclarationError` for such a topic of its own."""
         lake.refuse_other_zone(self.settings, self.catalog.topics.values())
         for declared, schema in fold.remembered_schemas(self.spark, self.catalog, self.settings.state / fold.REMEMBERED):
             if isinstance(schema, Exception):
-                if isinstance(declared, Topic):
+                if declared.name in self.mine.topics:
                     raise schema
                 self.aside(declared, schema)
                 continue
