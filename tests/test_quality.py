@@ -485,6 +485,25 @@ def test_what_is_blocked_is_held_back_and_what_a_live_way_alone_reads_blocks_not
     assert {name for name in tables if settling.run.held_back(name)} == {failed, *blocked}
 
 
+def test_a_settling_says_of_each_table_that_its_checks_were_asked(
+    spark: SparkSession, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = {"hourly_traffic": hours(spark, ("/a", TEN, 1)), "site_days": spark.createDataFrame([(START.date(),)], "day DATE")}
+    derived = {"hourly_traffic": hourly_traffic, "site_days": site_days}
+    monkeypatch.setattr(settle.Settling, "keep", lambda *_: None)
+    monkeypatch.setattr(settle.Settling, "rows_staged", lambda *_: 1)
+    monkeypatch.setattr(settle.Settling, "beside", lambda _: {})
+    monkeypatch.setattr(settle.Settling, "judged", lambda _, declared, days: Judged(declared, frames[declared.name], START, END))
+    said: list[str] = []
+    run = lake.Run("r", "running", ["2026-11-19"], "test", "", "")
+    settle.Settling(settings, Catalog({}, {}, derived), run, said.append).judge([*derived.values()])
+    assert [line.rsplit(" in ")[0] for line in said] == [
+        "asked 4 checks of hourly_traffic",
+        "asked 3 checks of site_days",
+        "asked 7 checks of 2 tables",
+    ]
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

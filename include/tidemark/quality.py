@@ -13,13 +13,14 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
@@ -178,7 +179,11 @@ def days(start: datetime, end: datetime) -> tuple[date, date]:
 
 
 def judge(
-    run: str, tables: Mapping[str, Judged], docs: Path | None = None, beside: Mapping[str, DataFrame] | None = None
+    run: str,
+    tables: Mapping[str, Judged],
+    docs: Path | None = None,
+    beside: Mapping[str, DataFrame] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Verdict]:
     """Ask every table's own and declared checks of exactly the rows given, one verdict each, and build Data Docs.
 
@@ -187,7 +192,8 @@ def judge(
     that are only named so, not judged: inputs, what is published. Views of those names from before are gone afterwards.
     Two calls at once must not share a session.
     A check that cannot be asked (no such column, wrong SQL, unknown expectation) is a verdict with outcome `error`.
-    `docs` is one folder, one site, for all runs; pages that cannot be written cost a log line, not the verdicts.
+    `docs` is one folder, one site, for all runs; pages that cannot be written cost a log line, not the verdicts. `progress` is
+    told of each table.
     Raises nothing but what the death of Spark or a name that is no declaration's brings.
     """
     for name, judged in tables.items():
@@ -199,8 +205,9 @@ def judge(
     with quiet(), named_views(frames):
         context = great_context(None)
         for name, judged in tables.items():
-            checks = checks_of(judged)
+            checks, began = checks_of(judged), monotonic()
             results = ask(context, name, judged.frame, checks)
+            progress(f"asked {len(checks)} checks of {name} in {monotonic() - began:.1f} s")
             for check, result in zip(checks, results, strict=True):
                 verdicts.append(verdict(run, judged, check, result, judged_at))
             pages.append((name, results))

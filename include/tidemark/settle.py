@@ -1423,7 +1423,7 @@ class Settling:
             asked = {d.name: self.judged(d, days) for d in tables if days and d.name not in self.failed}
             if asked:
                 beside = self.beside() if days is over else {}
-                found += quality.judge(self.run.id, asked, self.settings.home / "docs", beside=beside)
+                found += quality.judge(self.run.id, asked, self.settings.home / "docs", beside, self.progress)
             for name, one in asked.items():
                 judged.setdefault(name, []).append(one)
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
