@@ -335,6 +335,18 @@ def test_person_s_word_over_a_failed_check_of_a_topic_stays_in_force_once_what_r
     assert [p.blocked for p in settle.publish(lived, CATALOG, run.id)] == [(), ()]
 
 
+def test_person_s_word_that_is_refused_leaves_the_one_of_a_publication_that_was_taken_back(lived):
+    run = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK)
+    settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    settle.publish(lived, CATALOG, staged(lived, "night-2", "settle", 5, (YESTERDAY,), 40).id)
+    before = lake.run_of(lived, run.id).tables
+    with pytest.raises(lake.LakeError, match="was published by run night-2"):
+        settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="another")
+    assert lake.run_of(lived, run.id).tables == before
+    assert before["hours"]["forced"] == {"checks": [CHECK], "reason": "it was a holiday"}
+
+
 #   by table: its checks, its warnings, why its gate has failed, what its history says of it
 @pytest.mark.parametrize(
     ("of", "checks", "warnings", "reasons", "verdict"),

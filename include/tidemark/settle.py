@@ -1608,13 +1608,14 @@ def publish(
         refuse_code_since(settings, catalog, run)
         if over:
             lake.note_published(settings, catalog, run)  # that was killed before it said so, and has its reason
-        taken = take_over(settings, run, over, reason) if over else []
+        taken = take_over(settings, run, over, reason) if over else {}
         try:
             done = swap_in(settings, catalog, run, needed(catalog, only or catalog.names))
         finally:  # what was refused, or held back for another check, is not in force when somebody asks again
-            if refused := [name for name in taken if not run.seen(name)]:
-                for name in refused:
+            if refused := {name: before for name, before in taken.items() if not run.seen(name)}:
+                for name, before in refused.items():
                     run.tables[name].pop("forced")
+                    run.tables[name] |= before
                 lake.save(settings, run)
         held = [p for p in done if p.blocked and set(over) & set(run.tables[p.table].get("failed", []))]
         if held and all(p.version is None for p in done):
@@ -1625,21 +1626,21 @@ def publish(
         return done
 
 
-def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> list[str]:
-    """Mark the tables all of whose reasons are failed checks named in `over`, and return those that were not marked before. One
+def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) -> dict[str, dict[str, Any]]:
+    """Mark the tables all of whose reasons are failed checks named in `over`, and return of each the mark that it had before. One
     that is published keeps the reason that its history has. Raises `SettleError` for any other name."""
     known = {check for said in run.tables.values() for check in said.get("failed", [])}
     if wrong := set(over) - known:
         there = "; ".join(sorted(known)) or "none"
         raise SettleError(f"run {run.id} has no failed check {', '.join(sorted(wrong))}; those that failed: {there}")
-    taken = []
+    taken = dict[str, dict[str, Any]]()
     for name, said in run.tables.items():
         failed = said.get("failed", [])
         if said.get("forced") and run.seen(name):
             continue
         # What could not be asked, or raised, has no answer that a person could take upon themselves.
         if said["gate"] == "failed" and failed and len(failed) == len(said["reasons"]) and set(failed) <= set(over):
-            taken += [] if said.get("forced") else [name]
+            taken[name] = {"forced": said["forced"]} if said.get("forced") else {}
             said["forced"] = {"checks": failed, "reason": lake.plain(reason)}
     lake.save(settings, run)
     return taken
