@@ -35,24 +35,24 @@ def nightly_report() -> None:
     @task
     def report(triggering_asset_events=None, dag_run=None) -> list[str]:
         from tidemark import lake, notify, settle
+        from tidemark import report as reports
         from tidemark.model import OLDEST
         from tidemark.pipelines import CATALOG
-        from tidemark.report import report as write
 
         events = [e for many in (triggering_asset_events or {}).values() for e in many]
         last = settle.yesterday(SETTINGS)
         told = {date.fromisoformat(e.extra["day"]) for e in events if e.extra.get("day")}
         # A night may have no day, one that is not over, or one that was refused.
         days = {day for day in told if OLDEST <= day <= last} if events else {last}
-        reported = {page.stem for page in (SETTINGS.lake_path / "reports").glob("*.html")}
-        if not events and dag_run.run_type == "scheduled" and str(last) in reported:
+        reported = reports.reported(SETTINGS)
+        if not events and dag_run.run_type == "scheduled" and last in reported:
             return []  # the night has brought it
         # A night that others were missed before has settled their days too.
-        ran = {day for e in events for run in e.extra.get("runs", ()) for day in lake.run_of(SETTINGS, run).days}
-        days |= {date.fromisoformat(day) for day in ran - reported}
+        runs = [lake.run_of(SETTINGS, run) for e in events for run in e.extra.get("runs", ())]
+        days |= {date.fromisoformat(day) for run in runs for day in run.days} - reported
         written = []
         for day in sorted(days):
-            written.append(str(write(SETTINGS, CATALOG, day)))
+            written.append(str(reports.report(SETTINGS, CATALOG, day)))
             notify.notify(SETTINGS, "report", f"Report of {day}", f"It is in {written[-1]}")
         return written
 

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Param, dag, task
-from tell import Refused, task_failed
+from tell import Refused, report, task_failed
 
 from tidemark.settings import Settings
 
@@ -51,15 +51,7 @@ def publish_over() -> None:
             )
         return published
 
-    @task
-    def report(params: dict[str, Any]) -> list[str]:
-        """The reports that the run's days have, anew. Of one that cannot be written somebody is told; the publication stands."""
-        from tidemark.pipelines import CATALOG
-        from tidemark.report import again
-
-        return [str(page) for page in again(Settings(), CATALOG, params["run"])]
-
-    publish() >> report().as_teardown()
+    publish() >> task(report)("{{ params.run }}").as_teardown()
 
 
 publish_over()

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.sdk import Param, dag, task
-from tell import Refused, task_failed
+from tell import Refused, report, task_failed
 
 from tidemark.settings import Settings
 
@@ -40,15 +40,7 @@ def rollback() -> None:
         except (KeyError, settle.SettleError, lake.LakeError) as error:
             raise Refused(error.args[0]) from None
 
-    @task
-    def report(params: dict[str, Any]) -> list[str]:
-        """The reports that the run's days have, anew. Of one that cannot be written somebody is told; the roll-back stands."""
-        from tidemark.pipelines import CATALOG
-        from tidemark.report import again
-
-        return [str(page) for page in again(Settings(), CATALOG, params["run"])]
-
-    take_back() >> report().as_teardown()
+    take_back() >> task(report)("{{ params.run }}").as_teardown()
 
 
 rollback()

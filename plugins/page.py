@@ -218,7 +218,9 @@ class Answers:
         changed, in all views. `settling` is the day's first publication, of what was live; `again` are the later ones.
 
         A day that has a report alone is among them, without figures: it is held back, empty or not yet settled."""
-        reports, last = self.reports(), self.last_day("site_daily_traffic")
+        from tidemark.report import reported
+
+        reports, last = reported(self.settings), self.last_day("site_daily_traffic")
         last = max([*reports, *([last] if last else [])], default=None)
         if last is None:
             return {"days": []}
@@ -240,14 +242,6 @@ class Answers:
             day |= {"settling": first_one, "again": again}
             day["report"] = day["day"] in reports
         return {"days": days}
-
-    def reports(self) -> set[date]:
-        """The days that have a report."""
-        found = set()
-        for page in (self.settings.lake_path / "reports").glob("????-??-??.html"):
-            with suppress(ValueError):
-                found.add(date.fromisoformat(page.stem))
-        return found
 
     def settlings(self) -> dict[str, list[dict[str, Any]]]:
         """By day, its publications of views that stand, oldest first, each with what it changed."""

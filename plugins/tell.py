@@ -1,4 +1,4 @@
-"""Telling people from Airflow: what failed, what is late, what differs; the notifier gives it its channels."""
+"""Telling people from Airflow: what failed, what is late, what differs, and days anew; the notifier gives it its channels."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def task_failed(context: Any) -> None:
         return
     ti = context["ti"]
     tell("run_failed", f"{ti.dag_id}: {ti.task_id} failed", str(context.get("exception") or ""), run=ti.run_id)
+
+
+def report(run: str) -> list[str]:
+    """A task: the reports that the run's days have, anew. Of one that cannot be written somebody is told, and no more."""
+    from tidemark.pipelines import CATALOG
+    from tidemark.report import again
+    from tidemark.settings import Settings
+
+    return [str(page) for page in again(Settings(), CATALOG, run)]
 
 
 def gate_failed(context: Any) -> None:

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -188,9 +189,17 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
 def again(settings: Settings, catalog: Catalog, run: str) -> list[Path]:
     """Write the reports again of those days of a run that have one already, and return their pages: the run was published since,
     or taken back, and what they say of it is no longer so."""
-    days = sorted(day for known in lake.runs(settings) if known.id == run for day in known.days)
-    written = [day for day in days if (settings.lake_path / "reports" / f"{day}.html").exists()]
-    return [report(settings, catalog, date.fromisoformat(day)) for day in written]
+    days = {date.fromisoformat(day) for known in lake.runs(settings) if known.id == run for day in known.days}
+    return [report(settings, catalog, day) for day in sorted(days & reported(settings))]
+
+
+def reported(settings: Settings) -> set[date]:
+    """The days that have a report."""
+    found = set()
+    for page in (settings.lake_path / "reports").glob("????-??-??.html"):
+        with suppress(ValueError):
+            found.add(date.fromisoformat(page.stem))
+    return found
 
 
 UNREADABLE = (query.QueryError, lake.LakeError)
