@@ -7,7 +7,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.standard.operators.hitl import HITLBranchOperator
 from airflow.sdk import Param, dag, task
-from tell import task_failed
+from tell import report, task_failed
 
 from tidemark import session
 from tidemark.airflow import ROOT
@@ -51,7 +51,7 @@ def reprocess() -> None:
     Every day again, staged beside what is live: readers see nothing of it, the stream runs on and the replay waits where
     the stream is behind. Then *Required Action* shows what would change, by table and day, with samples; **Publish** makes
     all days the new ones in one commit a table, **Drop** deletes what was staged. Cut off, it goes on after its last part.
-    Taken back by `rollback`.
+    Taken back by `rollback`. Days that have a report get it anew.
     """
 
     @task(retries=0, on_failure_callback=None)  # whoever has filled in the form reads why it is refused
@@ -188,6 +188,7 @@ def reprocess() -> None:
     published, dropped = publish(run), drop(run)
     decided >> [approve, published]
     approve >> [published, dropped]
+    published >> task(report)(run).as_teardown()
 
 
 reprocess()

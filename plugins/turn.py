@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
 
 FIRST, LATER = 20, 1
-"""The weight of a task: more than a replay's, which has six because five tasks follow it; and less than that."""
+"""The weight of a task: more than a replay's, which has seven because six tasks follow it; and less than that."""
 OLD = timedelta(days=2)
 
 

@@ -420,12 +420,14 @@ def test_a_replay_goes_by_itself_where_no_more_rows_change_go_or_come_than_may_a
         run.tables[table]["compare"] = {"rows": 9, **dict(zip(("changed", "extra", "missing"), counts, strict=True))}
     lake.save(settings, run)
     compare.keep(settings, run, [])
+    page = reports.report(settings, CATALOG, DAY)
     form = FORM | {"promote": promote, "largest": largest}
     ended = Ended(settings, ("reprocess", form, "replay|approve|drop"))
     [tasks] = [one["tasks"] for one in ended.runs]
     assert tasks["decide"] == "success", ended.log[-4000:]
     decided = {"itself": ("skipped", "success"), "a person": ("success", "failed")}  # who was not asked, as below
     assert (tasks["approve"], tasks["publish"]) == decided[who]
+    assert (tasks["report"], ">published</span>" in page.read_text()) == ("success", who == "itself")
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 from typer.testing import CliRunner
 
 from tidemark import __main__ as cli
@@ -926,6 +926,40 @@ def test_command_prints_where_the_report_is(settings):
     found = json.loads(CliRunner().invoke(cli.app, ["report", "--day", str(DAY), "--json"], env=environment).stdout)
     assert found == {"day": str(DAY), "report": plain.stdout.strip(), "numbers": plain.stdout.strip().replace(".html", ".csv")}
     assert str(datetime.now(UTC).date() - timedelta(days=1)) in CliRunner().invoke(cli.app, ["report"], env=environment).stdout
+
+
+def staged(settings: Settings, days: Mapping[date, Mapping[str, Sequence[int]]]) -> Callable[..., Any]:
+    """A run `new` that has staged these days, and a command over it."""
+    for name in VIEWS:
+        made = [r for day, pages in days.items() for r in traffic(settings, day, pages)[name]]
+        staging = lake.staging(lake.table(settings, CATALOG[name]), "new")
+        write_deltalake(staging, pa.Table.from_pylist(made, SCHEMAS[name]), partition_by=["day"])
+    passed = {name: {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": 1} for name in VIEWS}
+    save(settings, "new", days, 1, passed, state="staged", pins={"main": lake.Pin("main", 3, {"page_views": {"0": 40}}, "")})
+    environment = {"TIDEMARK_HOME": str(settings.home)}
+    return lambda *words: CliRunner().invoke(cli.app, [*words], env=environment, prog_name="tidemark")
+
+
+def test_command_that_publishes_or_takes_back_writes_the_reports_again_that_the_days_have(settings):
+    publish(settings, "old", {BEFORE: {"/": [30]}, DAY: {"/": [30]}})
+    command = staged(settings, {BEFORE: {"/": [31]}, DAY: {"/": [31]}})
+    page = report(settings, CATALOG, DAY)
+    for word, views, state in (("publish", "31", "published"), ("rollback", "30", "taken back")):
+        assert command(word, "new").exit_code == 0
+        assert (rows(page, "By page")[0][1], f">{state}</span>" in page.read_text()) == (views, True)
+    assert [file.name for file in page.parent.glob("*.html")] == [page.name]
+
+
+def test_report_that_cannot_be_written_again_is_a_sentence_and_the_others_are_written(settings):
+    publish(settings, "old", {BEFORE: {"/": [30]}, DAY: {"/": [30]}})
+    command = staged(settings, {BEFORE: {"/": [31]}, DAY: {"/": [31]}})
+    page = report(settings, CATALOG, DAY)
+    page.with_stem(str(BEFORE)).mkdir()
+    published = command("publish", "new", "--json")
+    assert (published.exit_code, {one["table"] for one in json.loads(published.stdout)}) == (0, set(VIEWS))
+    assert f"tidemark: the report of {BEFORE} still shows what was before: " in published.stderr
+    assert published.stderr.endswith(f"; tidemark report --day {BEFORE} writes that of a day\n")
+    assert "Settled by run new: " in page.read_text()
 
 
 # ----------------------------------------------------------------------------------------------------------- in a browser

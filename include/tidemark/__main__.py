@@ -1092,6 +1092,16 @@ def show_run(run: Run) -> None:
     table(("table", "rows", *counts, "gate", "because"), rows, right=("rows", *counts))
 
 
+def report_again(config: Settings, run: Run) -> None:
+    """Write the reports again that the days of a run have, once it is published or taken back, which stands whatever they do."""
+    from tidemark import report as engine
+
+    try:
+        engine.again(config, catalog(), run.id)
+    except engine.ReportError as error:
+        typer.echo(f"tidemark: {one_line(str(error))}", err=True)
+
+
 @app.command()
 def publish(
     run: OneRun,
@@ -1099,7 +1109,7 @@ def publish(
 ) -> None:
     """Swap a settled run in, one commit for each table that passed its gate. Publishing twice does nothing.
 
-    Exit code 1 when a table was held back.
+    Days that have a report get it anew. Exit code 1 when a table was held back.
     """
     config = settings()
     known = run_named(config, run)
@@ -1114,13 +1124,17 @@ def publish(
         table(("table", "version", "files", "ms", "held back because"), rows, right=("version", "files", "ms"))
         swapped = sum(p.version is not None for p in found)
         typer.echo(f"{swapped} tables of run {known.id} published in {time.monotonic() - began:.2f} s", err=True)
+    report_again(config, known)
     if any(p.blocked for p in found):
         raise typer.Exit(FAILED)
 
 
 @app.command()
 def rollback(run: OneRun, reason: Reason = "by hand", json_: AsJson = False) -> None:
-    """Take a run's publication back: each table as it was before, in one commit; the newest publication of its days only."""
+    """Take a run's publication back: each table as it was before, in one commit; the newest publication of its days only.
+
+    Days that have a report get it anew.
+    """
     config = settings()
     known = run_named(config, run)
     from tidemark import settle as engine
@@ -1129,9 +1143,12 @@ def rollback(run: OneRun, reason: Reason = "by hand", json_: AsJson = False) -> 
     found = engine.rollback(config, catalog(), known.id, reason)
     if json_:
         show(found)
-        return
-    table(("table", "version", "ms"), [[p.table, p.version, f"{1000 * p.seconds:.0f}"] for p in found], right=("version", "ms"))
-    typer.echo(f"{len(found)} tables are as they were before run {known.id} ({time.monotonic() - began:.2f} s)", err=True)
+    else:
+        table(
+            ("table", "version", "ms"), [[p.table, p.version, f"{1000 * p.seconds:.0f}"] for p in found], right=("version", "ms")
+        )
+        typer.echo(f"{len(found)} tables are as they were before run {known.id} ({time.monotonic() - began:.2f} s)", err=True)
+    report_again(config, known)
 
 
 @app.command()

@@ -188,9 +188,29 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
 
 def again(settings: Settings, catalog: Catalog, run: str) -> list[Path]:
     """Write the reports again of those days of a run that have one already, and return their pages: the run was published since,
-    or taken back, and what they say of it is no longer so."""
-    days = {date.fromisoformat(day) for known in lake.runs(settings) if known.id == run for day in known.days}
-    return [report(settings, catalog, day) for day in sorted(days & reported(settings))]
+    or taken back, and what they say of it is no longer so. Of a run that is neither, nothing is written.
+
+    One that cannot be written keeps no other from it; a `ReportError` at the end says which, why, and the command.
+    """
+    from tidemark.compare import stretch_in_words
+
+    runs = [known for known in lake.runs(settings) if known.id == run and (known.visible or known.state == "rolled back")]
+    days = sorted({date.fromisoformat(day) for known in runs for day in known.days} & reported(settings))
+    if days:
+        log.info("reports are written again", days=stretch_in_words([str(day) for day in days]))
+    pages, lacks = [], {}
+    for day in days:
+        try:
+            pages.append(report(settings, catalog, day))
+        except Exception as error:  # whatever it is, what the run has done stands
+            lacks[str(day)] = error
+    if lacks:
+        first, why = next(iter(lacks.items()))
+        of = stretch_in_words([*lacks])
+        raise ReportError(
+            f"the report of {of} still shows what was before: {why}; tidemark report --day {first} writes that of a day"
+        )
+    return pages
 
 
 def reported(settings: Settings) -> set[date]:
