@@ -769,26 +769,26 @@ def test_checks_that_failed_warned_or_were_not_asked_are_named_with_what_was_obs
     assert says(report(settings, CATALOG, DAY), "Checks") == "2 passed, 1 warned, 1 failed, of 4 checks."
 
 
-def test_stream_is_shown_as_it_said_last(settings):
-    folder = settings.state / "main"
-    folder.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("beat", "old", "state", "behind"),
+    [("running", False, "running", "1,200"), ("running", True, "silent", "–"), ("failed", False, "failed", "–")],
+)
+def test_stream_is_shown_as_it_said_last_and_behind_only_while_it_runs(settings, beat, old, state, behind):
     then = datetime(2024, 11, 20, 12, tzinfo=UTC).isoformat()
-    progress = {"lag": 1200, "records_per_second": 100.0, "stream_time": then, "set_aside": {"page_panes": EVIL}}
-    (folder / "progress.json").write_text(json.dumps(progress))
-    for at, state in ((datetime.now(UTC).isoformat(), "running"), (then, "silent")):
-        (folder / "heartbeat.json").write_text(json.dumps({"state": "running", "pid": 1, "at": at}))
-        page = report(settings, CATALOG, DAY)
-        assert rows(page, "The stream now")[0][:5] == ["main", state, "1,200", "12 s", "2024-11-20 12:00:00 UTC"]
-        assert f"main has set page_panes aside: {EVIL}; " in says(page, "The stream now")
-
-
-def test_stream_that_stands_still_is_behind_by_records_and_no_time(settings):
-    folder = settings.state / "main"
-    folder.mkdir(parents=True)
-    progress = {"lag": 5_000_000, "records_per_second": 100.0, "stream_time": None}
-    (folder / "progress.json").write_text(json.dumps(progress))
-    (folder / "heartbeat.json").write_text(json.dumps({"state": "failed", "pid": 1, "at": datetime.now(UTC).isoformat()}))
-    assert rows(report(settings, CATALOG, DAY), "The stream now")[0][:4] == ["main", "failed", "5,000,000", "–"]
+    progress = {"lag": 1200, "records_per_second": 100.0, "stream_time": then, "finished_at": then, "set_aside": {"panes": EVIL}}
+    said = {"state": beat, "pid": 1, "at": then if old else datetime.now(UTC).isoformat()}
+    for folder in (settings.state / name for name in CATALOG.streams):
+        folder.mkdir(parents=True)
+        (folder / "progress.json").write_text(json.dumps(progress))
+        (folder / "heartbeat.json").write_text(json.dumps(said))
+    page, runs = report(settings, CATALOG, DAY), state == "running"
+    about = "12 s" if runs else "–"
+    assert rows(page, "The stream now")[0][:5] == ["main", state, behind, about, "2024-11-20 12:00:00 UTC"]
+    assert f"main has set panes aside: {EVIL}; " in says(page, "The stream now")
+    ended = f"main is {state}, and ended its last batch at 2024-11-20 12:00:00 UTC"
+    assert (ended in says(page, "The stream now")) == (not runs)
+    assert f"<b>{'1,200 behind' if runs else state}</b>" in page.read_text()
+    assert ["The stream now", "", "", "main", "lag", "1200" if runs else ""] in numbers(page)
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(60, "starting"), (180, "silent")])

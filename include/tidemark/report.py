@@ -706,22 +706,22 @@ def remembered(path: Path) -> dict[str, Any]:
 
 
 def streams(settings: Settings, catalog: Catalog) -> Section:
-    """How each stream is, as it said last."""
-    rows, figures, ill, tile = [], [], [], None
+    """How each stream is, as it said last; of one that does not run, when its last batch ended, and no lag."""
+    rows, figures, ill, tile, now = [], [], [], None, datetime.now(UTC)
     for name in lake.streams(settings, catalog.streams):
         status = local.status(settings, name)
         beat, progress = status.get("heartbeat", {}), status.get("progress", {})
         state, heard = beat.get("state", "never ran"), beat.get("at")
-        if local.silent(beat, datetime.now(UTC)):
+        if local.silent(beat, now):
             state = "silent"
-        aside = progress.get("set_aside") or {}
-        ill += [f"{name} is {state}"] if state != "running" else []
+        aside, runs, ended = progress.get("set_aside") or {}, local.runs_now(beat, now), progress.get("finished_at")
+        since = f", and ended its last batch at {instant(ended)}" if ended else ""
+        ill += [] if runs else [f"{name} is {state}{since}"]
         ill += [f"{name} has set {rollup} aside: {why}" for rollup, why in aside.items()]
-        lag, time_ = progress.get("lag"), progress.get("stream_time")
-        runs = lag is not None and beat.get("state") == "running"  # one that has ended has no rate
-        behind = length(local.behind(settings, name)) if runs else "–"
-        if tile is None or state != "running":
-            tile = Tile(f"Stream {name} now", f"{number(lag)} behind", [state], state != "running")
+        lag, time_ = progress.get("lag") if runs else None, progress.get("stream_time")
+        behind = "–" if lag is None else length(local.behind(settings, name))
+        if tile is None or not runs:
+            tile = Tile(f"Stream {name} now", f"{number(lag)} behind" if runs else state, [state] if runs else [], not runs)
         rows.append((name, state, number(lag), behind, instant(time_), instant(heard)))
         figures.append(Figure("", "", name, "lag", lag))
     columns = ("stream", "state", "records behind", "about", "stream time", "heard of")
