@@ -47,13 +47,15 @@ def nightly_report() -> None:
         reported = reports.reported(SETTINGS)
         if not events and dag_run.run_type == "scheduled" and last in reported:
             return []  # the night has brought it
-        # A night that others were missed before has settled their days too.
+        # A night that others were missed before, or that records came late for, has settled their days too.
         runs = [lake.run_of(SETTINGS, run) for e in events for run in e.extra.get("runs", ())]
-        days |= {date.fromisoformat(day) for run in runs for day in run.days} - reported
+        settled = {date.fromisoformat(day) for run in runs for day in run.days}
+        days |= settled - reported
         written = []
-        for day in sorted(days):
+        for day in sorted(days | settled):
             written.append(str(reports.report(SETTINGS, CATALOG, day)))
-            notify.notify(SETTINGS, "report", f"Report of {day}", f"It is in {written[-1]}")
+            if day in days:  # people have heard of the others
+                notify.notify(SETTINGS, "report", f"Report of {day}", f"It is in {written[-1]}")
         return written
 
     report()
