@@ -1318,6 +1318,29 @@ def test_night_s_day_is_not_held_back_by_a_check_that_an_older_one_fails_nor_tha
     assert others == ([("dropped", note)] if len(runs) > 1 else [])
 
 
+def test_a_night_that_is_taken_apart_and_then_ended_leaves_no_run_that_waits(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = [settle.yesterday(settings) - timedelta(days=n) for n in (0, 1)]
+    first = begun(settings, spark, days, "settle", [], twice=days[1])
+    monkeypatch.setattr(lake, "pins", lambda *_: first.pins)
+    monkeypatch.setattr(settle, "refuse_unread", lambda *_: None)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    sums = {"prices": PRICES, "lasts": lasts, "counts": replace(counts, checks=(ONE_HOUR,))}
+    settles, of = settle.settle, catalog([type("sums", (), sums)])
+    ended = KeyboardInterrupt("cleared in Airflow")
+
+    def until_the_older(settings: Settings, catalog: Catalog, some: Sequence[date], *said: Any) -> Run:
+        if list(some) == days[1:]:
+            raise ended
+        return settles(settings, catalog, some, *said)
+
+    monkeypatch.setattr(settle, "settle", until_the_older)
+    with pytest.raises(KeyboardInterrupt, match="cleared in Airflow"):
+        settle.night(settings, of, days, "nightly")
+    assert [r.state for r in lake.runs(settings) if r.id != first.id] == ["dropped", "dropped"]
+
+
 def test_a_replay_reads_each_part_of_kafka_by_a_group_of_its_own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -153,7 +153,15 @@ def night(
     progress(f"run {run.id} is dropped, since {run.note}")
     lake.save(settings, run)
     lake.drop(settings, catalog, run)
-    return [settle(settings, catalog, some, reason, progress) for some in ([max(days)], sorted({*days} - {max(days)}))]
+    runs = list[Run]()
+    try:
+        for some in ([max(days)], sorted({*days} - {max(days)})):
+            runs.append(settle(settings, catalog, some, reason, progress))
+    except BaseException:  # nobody is told of the first, and the night's next try settles all again
+        for run in runs:
+            lake.drop(settings, catalog, run)
+        raise
+    return runs
 
 
 def replay(
