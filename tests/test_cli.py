@@ -1174,6 +1174,9 @@ def test_screen_names_the_table_whose_log_is_damaged(run, config):
     max((config.lake_path / "views/site_last_hour/_delta_log").glob("*.json")).write_text("{")
     ended = run("watch", "--seconds", "0.1")
     assert ended.exit_code == 1 and "tidemark: table views/site_last_hour: its log entry" in ended.stderr
+    told = run("verify")  # whose --repair does not make a Delta log again
+    assert (told.exit_code, "Damaged files, says what to do" in told.stderr, "--repair" in told.stderr) == (1, True, False)
+    assert run("query", "SELECT * FROM site_last_hour").exit_code == 1
 
 
 @pytest.mark.parametrize("length", [0, 100, None])
@@ -1198,6 +1201,13 @@ def test_screen_moves_with_a_new_commit_and_reads_only_files_that_reach_the_trai
     write(config, "views/site_last_hour", [mark(0, 4, 3)], SITE, "live/20261119T12-0000-bb")
     (config.lake_path / "views/site_last_hour/live/main-0-0-aa/day=2026-11-19/part-0.parquet").unlink()
     assert look.now().trail == ((NOON, 4, 3),)
+
+
+@pytest.mark.parametrize("length", [watch.ERROR, watch.ERROR + 1])
+def test_error_of_a_stream_is_whole_or_seen_to_be_cut(length: int) -> None:
+    why = "begin afresh: move " + "x" * (length - 24) + " away"
+    said = watch.stream_line("main", {"heartbeat": {"state": "failed", "at": NOON.isoformat(), "error": why}}, NOON)
+    assert said.endswith(why if length == watch.ERROR else f"{why[:-2]}…")
 
 
 def test_line_without_a_terminal_holds_mark_numbers_and_stream(config):

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.model import Catalog, Live, Topic, View, rollup
-from tidemark.query import QueryError, Result, connect, goes_on, query
+from tidemark.query import QueryError, Result, TableDamaged, connect, goes_on, query
 from tidemark.settings import Settings
 
 NOV_18, NOV_19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
@@ -161,14 +161,16 @@ def test_day_filter_reads_the_files_of_that_day_only(settings, ask):
     add(log, "live/main-2-b2", NOV_19, [view_of("/b")])
     (settings.lake_path / "log/page_views" / other).write_bytes(b"not Parquet, though long enough")
     assert ask("SELECT page FROM page_views WHERE day = '2026-11-19'").rows == [("/b",)]
-    with pytest.raises(QueryError, match="No magic bytes"):
+    with pytest.raises(TableDamaged, match="No magic bytes"):
         ask("SELECT page FROM page_views")
 
 
 def test_file_that_is_gone_is_said(settings, ask):
     log = table(settings, "log/page_views")
     (settings.lake_path / "log/page_views" / add(log, "live/main-1-a1", NOV_19, [view_of("/a")])).unlink()
-    with pytest.raises(QueryError, match=r"page_views cannot be read: No files found .*live/main-1-a1"):
+    with pytest.raises(
+        TableDamaged, match=r"page_views cannot be read: No files found .*live/main-1-a1.*; tidemark verify finds"
+    ):
         ask("SELECT page FROM page_views")
 
 
@@ -347,7 +349,7 @@ def test_only_tables_that_the_sql_names_are_listed(settings, ask):
     broken = table(settings, "views/hourly_traffic")
     (settings.lake_path / "views/hourly_traffic/_delta_log/00000000000000000000.json").write_text("{}")
     assert ask("SELECT page FROM page_views").rows == [("/a",)]
-    with pytest.raises(QueryError, match="hourly_traffic cannot be read"):
+    with pytest.raises(TableDamaged, match="hourly_traffic cannot be read"):
         ask("SELECT * FROM hourly_traffic")
     assert broken
 
@@ -356,7 +358,7 @@ def test_empty_newest_log_entry_is_refused_rather_than_read_as_nothing(settings,
     one = table(settings, "log/page_views")
     add(one, "live/main-1-a1", NOV_19, [view_of("/a")])
     (settings.lake_path / "log/page_views/_delta_log/00000000000000000001.json").write_bytes(b"")
-    with pytest.raises(QueryError, match=r"page_views cannot be read at \S+: log entry 00000000000000000001.json is empty"):
+    with pytest.raises(TableDamaged, match=r"page_views cannot be read at \S+: log entry 00000000000000000001.json is empty"):
         ask("SELECT page FROM page_views")
 
 

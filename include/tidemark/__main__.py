@@ -40,6 +40,7 @@ FAILED, WRONG, HELD, INTERRUPTED = 1, 2, 75, 130
 CODES = {
     "QueryError": WRONG,
     "QueryStopped": FAILED,
+    "TableDamaged": FAILED,
     "DeclarationError": WRONG,
     "RobotWrong": WRONG,
     "TopicMissing": WRONG,
@@ -1418,6 +1419,7 @@ def verify(
     no more: readers go on without their rows, until the replay is published that the command tells. Verdicts are written again
     from what is kept beside their runs' records.
     """
+    from tidemark import lake
     from tidemark import repair as engine
 
     config = settings()
@@ -1431,7 +1433,11 @@ def verify(
                 [[d.table, d.day, d.rows, d.path, d.what] for d in found],
                 right=("rows",),
             )
-            typer.echo(f"{len(found)} files are damaged; mend them with: tidemark verify --repair", err=True)
+            # Of a Delta log, or of the ledger, nothing else holds what they held.
+            again = [d for d in found if d.path != "_delta_log" and d.table != lake.ledger(config).name]
+            mends = "mend them with: tidemark verify --repair" if again else ""
+            copy = "docs/operating.md, Damaged files, says what to do for a Delta log or the ledger" if again != found else ""
+            typer.echo(f"{len(found)} files are damaged; {'; '.join(filter(None, (copy, mends)))}", err=True)
         else:
             typer.echo("every file is there", err=True)
         raise typer.Exit(FAILED if found else 0)

@@ -59,6 +59,10 @@ class QueryStopped(QueryError):
     """It took longer than it was given, or more memory."""
 
 
+class TableDamaged(QueryError):
+    """A file of a table is gone or cut: the query is not at fault."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The rows of a query, in DuckDB's order. `types` are DuckDB's names, `elapsed` is in seconds.
@@ -112,7 +116,7 @@ def connect(
                 connection.execute(f'CREATE VIEW "{name}" AS {select}')
             except duckdb.Error as error:
                 connection.close()
-                raise QueryError(f"{name} cannot be read: {sentence(str(error), {})}") from None
+                raise wrong(error, {}, f"{name} cannot be read: ") from None
             allowed += files
     both = {*allowed, *map(literal, allowed)}  # DuckDB asks first for the pattern, then for the file
     connection.execute(f"SET allowed_paths = [{', '.join(map(quoted, sorted(both)))}]")
@@ -156,7 +160,7 @@ def query(settings: Settings, catalog: Catalog, sql: str, *, rows: int | None = 
     except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryStopped(f"the query needs more than {MEMORY} of memory; ask for fewer days or columns") from None
     except duckdb.Error as error:
-        raise QueryError(sentence(str(error), known)) from None
+        raise wrong(error, known) from None
     except (OverflowError, ValueError) as error:
         raise QueryError(f"a value does not fit into Python ({error}); cast the column to VARCHAR") from None
     finally:
@@ -277,11 +281,11 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
         fields = {f["name"]: f["type"] for f in json.loads(table.schema().to_json())["fields"]}
         adds = table.get_add_actions(flatten=True)
     except DeltaError as error:
-        raise QueryError(f"{name} cannot be read at {path}: {str(error).splitlines()[0]}") from None
+        raise TableDamaged(f"{name} cannot be read at {path}: {str(error).splitlines()[0]}; {MENDS}") from None
     entry = path / "_delta_log" / f"{table.version():020}.json"
     checkpointed = entry.with_suffix(".checkpoint.parquet").exists()
     if entry.is_file() and not entry.stat().st_size and not checkpointed:  # which Delta takes for a commit of nothing
-        raise QueryError(f"{name} cannot be read at {path}: log entry {entry.name} is empty, as a power cut leaves it")
+        raise TableDamaged(f"{name} cannot be read at {path}: log entry {entry.name} is empty, as a power cut leaves it; {MENDS}")
     partitions = table.metadata().partition_columns
     if partitions != ["day"]:
         raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
@@ -340,6 +344,15 @@ def quoted(text: str) -> str:
 def literal(path: str) -> str:
     """A path whose `*`, `?` and `[` mean themselves: DuckDB takes file names for patterns."""
     return re.sub(r"([*?\[])", r"[\1]", path)
+
+
+MENDS = "tidemark verify finds what else is damaged, and docs/operating.md, Damaged files, has the way out"
+
+
+def wrong(error: duckdb.Error, known: dict[str, Path], what: str = "") -> QueryError:
+    """What DuckDB raised, as ours: against the query, or against a file of the lake."""
+    said = what + sentence(str(error), known)
+    return TableDamaged(f"{said}; {MENDS}") if re.search(r"\.parquet\b", str(error)) else QueryError(said)
 
 
 def sentence(message: str, known: dict[str, Path]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 TRAIL = timedelta(minutes=10)
 TOP = 10
-PAGE, ERROR = 200, 300
+PAGE, ERROR = 200, 800
 """The most signs shown of a page's name, of which a line has no room for more, and of a stream's error."""
 VIEWS = ("site_last_hour", "last_hour", "site_daily_traffic")
 """What the screen shows."""
@@ -208,7 +208,8 @@ def stream_line(name: str, status: dict[str, Any], now: datetime) -> str:
         state = f"silent since {age(datetime.fromisoformat(beat['at']), now).removesuffix(' ago')}"
     words = [f"stream {name}: {state}"]
     if beat.get("error"):
-        words.append(visible(beat["error"].splitlines()[0][:ERROR]))
+        said = visible(beat["error"].splitlines()[0])
+        words.append(said if len(said) <= ERROR else f"{said[: ERROR - 1]}…")
     if progress:
         at = progress["stream_time"] and datetime.fromisoformat(progress["stream_time"])
         batch = f"batch {progress['seconds']:.1f} s"
