@@ -58,7 +58,8 @@ PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Cont
 
 
 class Answers:
-    """What the page shows, each part as data that JSON has words for: from the lake, the streams' own files and the runs.
+    """What the page shows, each part as data that JSON has words for: from the lake, the streams' own files and the runs; and
+    whether Airflow's scheduler beats.
 
     A lake that does not exist yet gives empty lists. Raises `QueryError` or `LakeError`, with a sentence, for what cannot be
     read, and for a query that takes longer than it may.
@@ -210,6 +211,15 @@ class Answers:
             "set_aside": (progress or {}).get("set_aside") or {},
             "batches": batches[::-1],
         }
+
+    def scheduler(self) -> dict[str, Any]:
+        """Whether Airflow's scheduler has no heartbeat, by Airflow's own measure, and since when; null where it never had one."""
+        from airflow.api.common.airflow_health import get_airflow_health
+
+        said = get_airflow_health()
+        one, known = said["scheduler"], said["metadatabase"]["status"] == "healthy"
+        silent = known and one["status"] != "healthy"
+        return {"silent": silent, "since": one["latest_scheduler_heartbeat"] if silent else None}
 
     # ---- settled
 
@@ -581,6 +591,7 @@ def application(answers: Answers) -> FastAPI:
     route(answers.rejects, 60)
     route(answers.tables, 10)
     route(answers.views, 30)
+    route(answers.scheduler, 5)
 
     @app.get("/newest/{view}", response_model=None)
     def newest(view: str) -> Any:

@@ -25,7 +25,7 @@ from tidemark.settings import Settings
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
 HEAVY = ("pyspark", "deltalake", "duckdb", "great_expectations", "pyarrow", "pandas", "confluent_kafka", "fastapi")
-ROUTES = ("hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables", "views")
+ROUTES = ("hour", "pages", "streams", "days", "verdicts", "runs", "rejects", "tables", "views", "scheduler")
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,41 @@ def test_the_navigation_has_an_entry_that_airflow_accepts(page):
     assert len(entry["name"]) <= 9  # more is cut
 
 
+# ----------------------------------------------------------------------------------------------------- Airflow's scheduler
+
+PAST, FUTURE = (datetime.now(UTC) + timedelta(days=n) for n in (-1, 1))
+
+
+@pytest.fixture
+def jobs(in_airflow: None) -> Iterator[Any]:
+    """Airflow's own table of its processes, with its model."""
+    from airflow.jobs.job import Job
+    from airflow.settings import get_engine
+
+    Job.metadata.create_all(get_engine(), [Job.__table__])
+    yield Job
+    Job.__table__.drop(get_engine())
+
+
+@pytest.mark.parametrize(
+    ("beats", "silent", "since"),
+    [
+        ([], True, None),
+        ([("running", PAST)], True, PAST),
+        ([("running", PAST), ("running", FUTURE)], False, None),
+        ([("success", FUTURE)], True, FUTURE),
+    ],
+    ids=["never ran", "killed", "begun again", "ended"],
+)
+def test_a_scheduler_without_a_heartbeat_is_silent_since_its_last_one(opened, jobs, tmp_path, beats, silent, since):
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        session.add_all([jobs(job_type="SchedulerJob", state=state, latest_heartbeat=at) for state, at in beats])
+    found = answer(opened(Settings(_env_file=None, home=tmp_path)), "scheduler")
+    assert found == {"silent": silent, "since": since and since.isoformat()}
+
+
 # ------------------------------------------------------------------------------------------------- a lake that is not there
 
 
@@ -175,6 +210,7 @@ def test_a_lake_that_does_not_exist_is_an_empty_page_with_the_command_that_fills
         "runs": {"runs": [], "of": 0},
         "tables": {"tables": []},
         "views": {"views": []},
+        "scheduler": {"silent": False, "since": None},  # of a database that has no tables nothing is said either
     }
     assert "tidemark produce page_views --sample" in client.get("/").text
     assert not (tmp_path / "nowhere").exists()

@@ -370,6 +370,20 @@ def test_an_empty_lake_is_a_page_with_commands(serve, opened, tmp_path):
         assert command in said
 
 
+def test_a_scheduler_that_is_silent_is_said_with_the_way_out_and_forgotten_once_it_beats(opened):
+    tab = opened()
+    settle_down(tab)
+    assert not tab.is_visible("#scheduler")
+    silent = {"silent": True, "since": "2026-11-19T02:03:04+00:00"}
+    tab.route("**/tidemark/scheduler", lambda route: route.fulfill(json=silent))
+    tab.evaluate("PARTS.at(-1).soon()")
+    until(tab, "document.querySelector('#scheduler').textContent.includes('since 2026-11-19 02:03 UTC')")
+    assert "tidemark up --airflow" in tab.inner_text("#scheduler")
+    tab.unroute("**/tidemark/scheduler")
+    tab.evaluate("PARTS.at(-1).soon()")
+    until(tab, "document.querySelector('#scheduler').textContent === ''")
+
+
 def test_an_api_that_is_away_is_said_and_forgotten_when_it_is_back(opened):
     tab = opened()
     settle_down(tab)
