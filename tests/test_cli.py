@@ -1,6 +1,7 @@
 """The command `tidemark` through its public door: exit codes, one sentence on stderr, JSON on stdout."""
 
 import datetime as dt
+import errno
 import io
 import json
 import os
@@ -230,6 +231,17 @@ def test_home_that_cannot_be_made_is_one_sentence_and_exit_code_1(run, environme
     ended = run("speed")
     assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith(f"tidemark: Not a directory: {tmp_path}/file/home")
+
+
+@pytest.mark.parametrize(
+    ("file", "there"),
+    [("lake/.pinning.lock", "the lake is {}/lake (TIDEMARK_LAKE)"), ("state/main/lease", "the home is {}/home (TIDEMARK_HOME)")],
+)
+def test_folder_that_cannot_be_written_is_named_with_its_setting(monkeypatch, tmp_path, file, there):
+    for name in ("home", "lake"):
+        monkeypatch.setenv(f"TIDEMARK_{name.upper()}", str(tmp_path / name))
+    error = OSError(errno.EROFS, "Read-only file system", str(tmp_path / file))
+    assert cli.ending(error) == (1, f"Read-only file system: {tmp_path}/{file}; {there.format(tmp_path)}")
 
 
 @pytest.mark.parametrize("words", [["topics", "list"], ["topics", "apply"], ["consume", "page_views", "--from", "earliest"]])
@@ -487,6 +499,11 @@ def test_rejects_are_as_many_as_were_asked_for_and_a_cut_is_told(run, config, en
     rejected = [record(1, b"{}", "late"), record(2, b"<html>", "not JSON"), record(3, b"[", "not JSON")]
     write(config, "log/page_views", rejected, LOG)
     assert run("rejects", "page_views", "--limit", "2").stdout.count("\n") == 3
+    ended = run("rejects", "--limit", "2")
+    assert (ended.exit_code, ended.stderr) == (
+        2,
+        "tidemark: --limit goes with a TOPIC; without one every reject is counted\n",
+    )
     ended = run("rejects")
     assert ended.stdout == "topic\treject\trecords\npage_views\tnot JSON\t2\n"
     assert ended.stderr == "1 rows; there are more, for them raise TIDEMARK_QUERY_ROWS\n"
@@ -800,6 +817,8 @@ def test_comparison_of_a_run_that_has_staged_nothing_is_one_sentence(run, config
     lake.save(config, dropped)
     ended = run("compare", "r1")
     assert (ended.exit_code, ended.stderr) == (1, "tidemark: run r1 is dropped; there is nothing staged to compare\n")
+    compare.keep(config, dropped, [compare.Difference("daily_traffic", D19, 3, 1, 0, 0, [])])  # before it was dropped
+    assert run("compare", "r1").stdout.startswith("# What run r1 would have changed, which is dropped\n")
 
 
 @pytest.mark.parametrize(

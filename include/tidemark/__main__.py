@@ -108,7 +108,10 @@ def ending(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, FileNotFoundError) and error.errno is None:  # raised by us with a sentence, not by the system
         return FAILED, one_line(str(error))
     if isinstance(error, NotADirectoryError | PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
-        return FAILED, one_line(f"{error.strerror}: {error.filename}; the home is {Settings().home.absolute()} (TIDEMARK_HOME)")
+        home, place = Settings().home.absolute(), Settings().lake_path.absolute()
+        own = str(error.filename).startswith(f"{place}/")
+        there = f"the lake is {place} (TIDEMARK_LAKE)" if own else f"the home is {home} (TIDEMARK_HOME)"
+        return FAILED, one_line(f"{error.strerror}: {error.filename}; {there}")
     return None
 
 
@@ -1332,7 +1335,7 @@ def rejects(
         str | None, typer.Argument(metavar="[TOPIC]", help="One topic's rejects; without, how many of each.")
     ] = None,
     day: Annotated[str | None, typer.Option(help="Only those that came on a day.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, help="The newest so many of a TOPIC; 20 unless said.")] = None,
     json_: AsJson = False,
 ) -> None:
     """Records that no rollup reads, each with its reason and its bytes. They stay in the log.
@@ -1343,7 +1346,9 @@ def rejects(
     """
     from tidemark import query as lake
 
-    config = settings()
+    if limit and topic is None:
+        raise Wrong("--limit goes with a TOPIC; without one every reject is counted")
+    config, limit = settings(), limit or 20
     where = "reject IS NOT NULL" + (f" AND day = DATE '{day_of(day, '--day')}'" if day is not None else "")
     if topic is None:
         there = lake.written({n: p for n, p in lake.places(config, catalog()).items() if n in catalog().topics})

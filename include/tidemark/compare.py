@@ -559,7 +559,7 @@ def as_markdown(run: lake.Run, differences: Sequence[Difference]) -> str:
     sums = totals(differences)
     same = [name for name in sums if not any(one.table == name for one in other)]
     lines = [
-        f"# What run {run.id} would change",
+        f"# What run {run.id} {'would have changed, which is dropped' if run.state == 'dropped' else 'would change'}",
         "",
         f"{cell(run.reason)}. {stretch_in_words(run.days)}, pinned at {pins(run)}.",
         "",

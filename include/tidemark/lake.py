@@ -1228,7 +1228,6 @@ def stage(table: Table, run: str, rows: DataFrame, number: int = 0) -> None:
 
     own = staged_table(table, run)
     if not own.exists:
-        own.path.mkdir(parents=True, exist_ok=True)
         schema = table.delta().schema()
         DeltaTable.create(own.path, schema, mode="ignore", partition_by=["day"], configuration=STAGED)
     if number > staged_upto(table, run):
