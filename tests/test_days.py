@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, local, query, settle, speed
+from tidemark import compare, fold, kafka, lake, local, query, repair, settle, speed
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Catalog, Rollup, Topic, View, catalog, expect, looking_at, rollup, view
@@ -221,6 +221,22 @@ def test_a_late_event_in_a_file_that_someone_optimized_settles_its_day_again(set
     for offset, taken, again in ((9, before, [2, 3, 4]), (10, before, []), (9, after, [])):
         run.pins = {"main": Pin("main", 6, {"prices": {"0": offset}}, taken)}
         assert [d.day for d in settle.stale(settings, CLOSES)] == again
+
+
+def test_a_log_is_not_repaired_from_another_topic_of_its_name(settings, monkeypatch):
+    log = lake.table(settings, PRICES)
+    log.create(StructType().add("at", "timestamp").add("day", "date"))
+    adds = lake.write_arrow(
+        log, "live/main-0-0-x", pa.Table.from_pylist([{"at": NOW, "day": NOW.date()}], pa.schema(log.delta().schema()))
+    )
+    lake.append(log, lake.Batch("main", 0, 0), adds)
+    (log.path / adds[0].path).unlink()
+    log.belong_to("the one that was read")
+    monkeypatch.setattr(kafka, "topic_ids", lambda *_: {"prices": "another"})
+    [repaired] = repair.repair(settings, ALONE)
+    assert "Kafka's topic prices is another than the one that it holds (its id is another, the stream" in str(repaired.then)
+    log.belong_to("another")  # it says so once, for ever
+    assert log.topic_id == "the one that was read"
 
 
 #   the fifth day, whose prices are looked at until 00:10      ][ I 00:05   | the pin, of batch 6      I 00:50      batch 9

@@ -140,6 +140,12 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
     Returns whether the log now has other rejects of their batches than the ledger: they were mended before, or the code of now
     judges otherwise than that by which they were read, and what is made of the log does not have what it accepts.
     """
+    now = kafka.topic_ids(settings, [topic.name])[topic.name]
+    if now != (table.topic_id or now):  # its offsets are of other records
+        raise RepairError(
+            f"table {table.name}: {files[0].path} {wrong(table, files[0])}, and Kafka's topic {topic.name} is another than the "
+            f"one that it holds (its id is {now}, the stream has read {table.topic_id}); put it back from a copy"
+        )
     asked: list[tuple[lake.Batch, dict[int, tuple[int, int]], int]] = []
     groups: dict[tuple[str, date], list[lake.File]] = {}
     for file in files:
