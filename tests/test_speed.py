@@ -698,7 +698,7 @@ def test_what_a_start_sets_aside_is_told_before_its_first_batch(
     context = SimpleNamespace(setLocalProperty=lambda *_: None)
     monkeypatch.setattr(speed.session, "session", lambda *_, **__: SimpleNamespace(sparkContext=context))
     monkeypatch.setattr(speed, "Refresher", lambda *_, **__: None)
-    for step in ("open_generation", "remember_time", "roll_what_lacks"):
+    for step in ("open_generation", "remember_topics", "remember_time", "roll_what_lacks"):
         setattr(stream, step, lambda *_: None)
     stream.pools, stream.read_upto, stream.lag, stream.live_views = lambda: "pools.xml", dict, dict, list
     stream.make_tables = lambda: stream.set_aside.update(broken="no column c")

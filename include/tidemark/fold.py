@@ -509,7 +509,7 @@ def given(owner: str, function: Callable[..., DataFrame], handed: Mapping[str, D
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import DataFrame
 
-    code = function.__code__
+    code = getattr(function, "function", function).__code__  # of a view that is handed itself, and of its live way
     place = f"{code.co_filename}:{code.co_firstlineno}"
     try:
         frame = function(**handed)

@@ -262,8 +262,7 @@ class Stream:
         code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
         lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
         self.generation = self.open_generation(recover, accept_loss)
-        for topic in self.mine.topics:
-            self.tables[topic].belong_to(self.generation.topic_ids[topic])
+        self.remember_topics()
         self.remember_time()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.caught_up = not any(self.lag().values())
@@ -785,6 +784,11 @@ class Stream:
         if left:
             rows = lake.read(self.spark, table, files=left)
             lake.swap(table, left, lake.write_spark(table, batch.folder, rows), {"entered as": [batch.stream, batch.hi]})
+
+    def remember_topics(self) -> None:
+        """Have each log know, by Kafka's own id, whose records it holds, were all checkpoints lost."""
+        for topic in self.mine.topics:
+            self.tables[topic].belong_to(self.generation.topic_ids[topic])
 
     def remember_time(self) -> None:
         rows, others = lake.newest_batch(self.settings, self.name), self.generation.taken
