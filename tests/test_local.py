@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from tidemark import __main__ as cli
 from tidemark import kafka, local
 from tidemark.local import BrokerFailed, JarsWrong, Lease, LeaseHeld, PortBusy
-from tidemark.model import Topic
+from tidemark.model import Catalog, Topic, expect
 from tidemark.session import JavaMissing
 from tidemark.settings import Settings
 
@@ -500,7 +500,7 @@ def test_notifier_that_asks_airflow_for_its_robots_is_started_after_it(
     hook = SecretStr("https://oapi.dingtalk.com/robot/send?access_token=t")
     config = settings.model_copy(update={"notify_connections": True} if connections else {"dingtalk_webhook": hook})
     monkeypatch.setattr(cli, "settings", lambda: config)
-    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}))
+    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}, derived=()))
     cli.up(airflow=True)
     assert begun == order
 
@@ -514,12 +514,28 @@ def test_stream_that_somebody_has_drained_is_told_where_it_is_wanted_again(
     monkeypatch.setattr(kafka, "apply", lambda *_: [])
     monkeypatch.setattr(local, "beats", lambda *_: runs)
     monkeypatch.setattr(local, "start_stream", lambda *_: SimpleNamespace(log="a log"))
-    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}))
+    monkeypatch.setattr(cli, "catalog", lambda: SimpleNamespace(streams=["main"], topics={}, derived=()))
     local.want(settings, "main", "stopped", "to look [here]", "admin")
     for more in ("; it was wanted stopped, by admin: to look [here]", ""):
         cli.bring_up(settings, cli.Steps())
         assert f"stream main: {so}{more} (" in capsys.readouterr().err
     assert local.wanted(settings, "main")["state"] == "running"
+
+
+def test_check_that_is_misspelt_keeps_no_stream_from_starting(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(local, "fetch_jars", lambda _: None)
+    monkeypatch.setattr(kafka, "wait", lambda *_: None)
+    monkeypatch.setattr(kafka, "apply", lambda *_: [])
+    monkeypatch.setattr(cli, "begin_stream", lambda _, stream: begun.append(stream))
+    topic = Topic("t", None, 1, "a STRING NOT NULL", "kafka.timestamp", checks=(expect("ExpectColumnToExit", column="a"),))
+    monkeypatch.setattr(cli, "catalog", lambda: Catalog({"t": topic}, {}, {}))
+    cli.bring_up(settings, cli.Steps())
+    assert begun == ["main"]
+    told = "tidemark: topic t: Great Expectations has no ExpectColumnToExit; the nearest are "
+    assert told in (said := capsys.readouterr().err) and "; each night holds it back until that is mended\n" in said
 
 
 @pytest.mark.parametrize("name", ["TIDEMARK_TRIGGERS", "TIDEMARK_DRIVER_MEMORIES"])

@@ -189,12 +189,7 @@ def settings() -> Settings:
 
 
 def catalog() -> Catalog:
-    """What the pipelines declare. A mistake of Python in one of their files is `Wrong`, with its place.
-
-    Raises `DeclarationError` for a check that is misspelt, which else the first run to ask it would find.
-    """
-    from tidemark import quality
-
+    """What the pipelines declare. A mistake of Python in one of their files is `Wrong`, with its place."""
     try:
         from tidemark.pipelines import CATALOG
     except (SyntaxError, ImportError, NameError, AttributeError, TypeError) as error:
@@ -204,8 +199,15 @@ def catalog() -> Catalog:
             raise
         said = error.msg if isinstance(error, SyntaxError) else error
         raise Wrong(f"{where}: {type(error).__name__}: {said}") from error
-    quality.refuse_misspelt(CATALOG)
     return CATALOG
+
+
+def checked_catalog() -> Catalog:
+    """The same for a command that asks the checks. Raises `DeclarationError` for one that is misspelt."""
+    from tidemark import quality
+
+    quality.refuse_misspelt(known := catalog())
+    return known
 
 
 def every_topic() -> list[Topic]:
@@ -395,11 +397,16 @@ def airflow_up(config: Settings, say: Callable[[str], None] = lambda _: None) ->
 def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = None, notifier: bool = True) -> None:
     """Broker, topics, notifier where a robot is set, and streams: all of them unless said."""
     from tidemark import kafka, local
+    from tidemark.model import DeclarationError
     from tidemark.notifier import robots
     from tidemark.watch import visible
 
     refuse_unknown_streams(config)
     robots(config)  # of a wrong web hook only the notifier's log would tell
+    try:
+        checked_catalog()
+    except DeclarationError as error:  # which a stream does not ask, nor who looks
+        typer.echo(f"tidemark: {one_line(str(error))}; each night holds it back until that is mended", err=True)
     with steps.step("jars"):
         local.fetch_jars(config)
     with steps.step(f"broker at {config.brokers}") as say:
@@ -929,12 +936,12 @@ def settle(
     if rejects:
         if day or first or last or only:
             raise Wrong("--rejects settles the days of the records that it mends; say no --day, --from, --to or --only")
-        report(lambda say: engine.settle_rejects(config, catalog(), reason, say), json_)
+        report(lambda say: engine.settle_rejects(config, checked_catalog(), reason, say), json_)
         return
     days = days_of(day or [], first, last)
     if days[-1] > engine.yesterday(config):
         raise Wrong(f"{days[-1]} is not over in {config.zone}; the last day that can be settled is {engine.yesterday(config)}")
-    report(lambda say: engine.settle(config, catalog(), days, reason, say, tables_named(only)), json_)
+    report(lambda say: engine.settle(config, checked_catalog(), days, reason, say, tables_named(only)), json_)
 
 
 def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> None:
@@ -1015,7 +1022,9 @@ def replay(
     names, config = tables_named(only), settings()
     which: Any = source
     report(
-        lambda say: engine.replay(config, catalog(), reason, say, source=which, only=names, first=begin, last=end, name=run),
+        lambda say: engine.replay(
+            config, checked_catalog(), reason, say, source=which, only=names, first=begin, last=end, name=run
+        ),
         json_,
     )
 
