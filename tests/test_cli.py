@@ -381,11 +381,18 @@ def test_mistake_in_a_pipeline_is_one_sentence_with_its_place(tmp_path, environm
     (copy / "pipelines" / "mine.py").write_text(source)
     listed = copy / "pipelines" / "__init__.py"
     listed.write_text(listed.read_text().replace("import alarms,", "import mine, alarms,"))
-    command = [sys.executable, "-m", "tidemark", "produce", "page_views", "--sample"]
     path = os.environ | environment | {"PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert ended.stderr.startswith(f"tidemark: {copy / 'pipelines' / 'mine.py'}:{line}: {why}")
+
+    def said_by(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "tidemark", *words]
+        ended = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stderr
+
+    told = f"tidemark: {copy / 'pipelines' / 'mine.py'}:{line}: {why}"
+    code, said = said_by("produce", "page_views", "--sample")
+    assert (code, said.count("\n"), said.startswith(told)) == (2, 1, True), said
+    code, said = said_by("down")
+    assert (code, said.startswith(told), "; what runs is ended all the same\n" in said) == (0, True, True), said
 
 
 @pytest.mark.parametrize(

@@ -478,11 +478,17 @@ def bring_down(config: Settings, steps: Steps, patience: float = DRAINING) -> bo
     """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
     Returns whether every stream ended in time."""
     from tidemark import airflow, lake, local
+    from tidemark.model import DeclarationError
 
     if any(local.recorded(config, name) for name in airflow.COMPONENTS):
         with steps.step("airflow") as say:
             say("ended" if airflow.take_down(config) else "swept")
-    streams = {f"speed-{stream}": stream for stream in lake.streams(config, catalog().streams)}
+    try:
+        named = catalog().streams
+    except (Wrong, DeclarationError) as broken:  # which nobody has to mend first who wants an end
+        typer.echo(f"tidemark: {one_line(str(broken))}; what runs is ended all the same", err=True)
+        named = tuple(p.name.removeprefix("speed-") for p in local.processes(config) if p.name.startswith("speed-"))
+    streams = {f"speed-{stream}": stream for stream in lake.streams(config, named)}
     others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
     ended = True
 
