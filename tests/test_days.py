@@ -98,6 +98,7 @@ def test_chunks_hold_about_so_many_records_and_never_skip_a_day(settings, monkey
     rows = {first + timedelta(days=n): count for n, count in enumerate((3, 3, 3, 10, 1, 1))}
     files = [File(f"live/main-0-0-x/{d}", 1, n, d, 0) for d, n in rows.items()]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
     own = settings.model_copy(update={"chunk_records": 6})
@@ -114,6 +115,7 @@ def test_run_over_many_records_takes_a_jvm_that_optimizes(settings, monkeypatch,
     days, each = [date(2026, 11, 1), date(2026, 11, 2)], int(settle.LONG[source] * of_long)
     files = [File(f"live/main-0-0-x/{d}", 1, each, d, 0) for d in (*days, date(2026, 11, 3))]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda _: files)
     run = Run("r", "running", [str(days[0])], "test", "", "", {}, kind="replay", source=source, open_days=[str(days[1])])
@@ -190,6 +192,7 @@ def test_every_published_day_that_looks_at_a_late_event_is_settled_again(setting
     at = datetime.fromisoformat(f"2026-11-{late}+00:00")
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == f"log/{topic}" else [])
     days = [f"2026-11-{n:02d}" for n in range(1, 6)]
@@ -294,6 +297,7 @@ def test_where_midnight_cuts_an_hour_a_late_event_of_that_hour_settles_the_earli
     at, there = datetime.fromisoformat(f"2026-11-01T{late}+00:00"), settings.model_copy(update={"zone": "Asia/Kolkata"})
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/others" else [])
     pins, said = {"main": Pin("main", 6, READ, "")}, {name: {"published": "at one"} for name in ("closes", "moves")}
@@ -339,6 +343,7 @@ def test_every_published_day_that_looks_at_a_whole_day_with_a_late_event_is_sett
     file = File("live/main-7-7-x/day=2026-10-25/part-0.parquet", 1, 1, date(2026, 10, 25), 0, at, at)
     lake.table(there, dates).create(StructType().add("on", "date").add("last", "timestamp").add("day", "date"))
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     declared = {"daily": daily, "change": change, "of_change": of_change, "dates": dates, "of_dates": of_dates}
@@ -469,6 +474,7 @@ def test_a_change_that_came_late_settles_every_published_day_from_its_own_on_aga
     # Of a table's log no file says its times, so what looks ahead of the day may look at any of its changes.
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/users" else [])
     run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {"main": Pin("main", 6, READ, "")})
@@ -713,6 +719,7 @@ def test_run_hides_a_late_event_from_no_table_that_it_left_alone(
     at = datetime.fromisoformat(f"2026-11-02T{late}+00:00")
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     days, both = [f"2026-11-{n:02d}" for n in range(1, 6)], {name: {"published": "at one"} for name in ("closes", "moves")}
@@ -749,6 +756,7 @@ def test_a_day_that_has_read_a_view_s_rows_of_another_day_is_settled_again_once_
     at = datetime(2026, 11, 2, 12, tzinfo=UTC)
     file = File("live/main-7-7-x/day=2026-11-02/part-0.parquet", 1, 1, date(2026, 11, 2), 0, at, at)
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
     known = []
@@ -793,6 +801,7 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
 
     files = [File(f"live/main-7-7-x/day={ago(n)}/part-0.parquet", 1, 1, ago(n), 0) for n in (99, 9, 8, 7, 5, 4, 3, 2, 1, 0)]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
     now = datetime.now(UTC)
@@ -832,6 +841,7 @@ def kept(settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, publi
     ago = {n: today - timedelta(days=n) for n in (34, 33, 32, 31, 30, 29)}
     files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")})
@@ -899,6 +909,28 @@ def test_replay_leaves_days_that_a_log_no_longer_holds_as_they_are_and_says_so(
     left = f"the log of fees keeps 30 days, which is enough for charges from {ago[30]} on; before, readers keep what they have"
     assert said == ([left] if first == 30 else []) and run.note == "".join(said)
     assert settle.estimate(settings, CHARGES, only, None)[0] == len(run.days)
+
+
+@pytest.mark.parametrize("keep", ["400 days", None])
+def test_days_that_have_expired_stay_as_they_are_once_a_log_is_kept_for_longer(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, keep: str | None
+) -> None:
+    """A late record is all that the log has of them: settled, it alone would take the place of their rows."""
+    ago = kept(settings, monkeypatch, CHARGES, (34, 33, 32, 31, 30, 29))
+    monkeypatch.setattr(lake.Table, "expired_before", property(lambda log: ago[30] if log.name == "log/fees" else date.min))
+    longer = replace(FEES, keep=keep)
+
+    @view(reads={"fees": longer}, key=("at",), time="at")
+    def charges(fees): ...
+
+    of = catalog([type("charges", (), {"fees": longer, "prices": PRICES, "closes": closes, "charges": charges})])
+    assert settle.held_from(settings, of, of.names)[0] == ago[30]
+    assert settle.stale(settings, of) == [ago[30], ago[29]]
+    monkeypatch.setattr(settle, "work", lambda settings, catalog, run, progress: run)
+    run = settle.replay(settings, of, "again", only=["charges"])
+    assert (run.days, "charges from" in run.note) == ([str(ago[30]), str(ago[29])], True)
+    with pytest.raises(settle.SettleError, match="before, readers keep what they have"):
+        settle.refuse_expired(settings, of, ["charges"], [ago[31]])
 
 
 #   prices are read by no stream: it was given up and not taken yet, or its checkpoint is lost
@@ -1016,6 +1048,7 @@ def test_quiet_day_whose_rows_look_back_at_a_record_is_replayed_and_was_missed(
     at = {n: datetime.fromisoformat(f"{ago[n]}T{time}+00:00") if time else None for n in (7, 3)}
     files = [File(f"live/main-7-7-x/day={ago[n]}/part-0.parquet", 1, 1, ago[n], 0, at[n], at[n]) for n in at]
     monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
     monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
     monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == f"log/{topic}" else [])
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, READ, "")})

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -1488,7 +1489,34 @@ def test_what_is_kept_no_longer_is_taken_out_and_an_undecided_run_never(settings
     assert locks == [".waits.lease", ".waits.publishing", ".young.lease", ".young.publishing"]
     assert sorted(path.name.partition(".")[0] for path in settings.checkpoints.iterdir()) == ["main", "main"]
     lake.expire_all(settings, one_alone, now)
+    assert numbers(tables["ledger"]) == [29, 31, 500]  # the log stays of a topic that is declared no more
+    shutil.rmtree(tables["log/for_ever"].path)
+    lake.expire_all(settings, one_alone, now)
     assert numbers(tables["ledger"]) == [29, 31]
+
+
+@pytest.mark.parametrize("keep", ["30 days", "400 days", None])
+def test_what_has_expired_is_not_held_again_once_it_is_kept_for_longer(settings, keep):
+    from tidemark import model
+    from tidemark.model import Topic, catalog
+
+    topic = Topic("fees", None, 1, "at TIMESTAMP NOT NULL", "at", keep="30 days")
+    log, now = Table(settings.lake_path, "log/fees", "pane"), datetime(2026, 11, 21, tzinfo=UTC)
+    log.create(SCHEMA)
+    assert (
+        lake.kept_from(settings, replace(topic, keep=keep), now) == (now - model.duration(keep) if keep else datetime.min).date()
+    )
+    ledger = lake.ledger(settings)
+    for one in (log, ledger):
+        one.create(SCHEMA)
+        for seq, age in enumerate((31, 29)):
+            put(one, seq, age, at=now - timedelta(days=age))
+    lake.expire_all(settings, catalog([type("p", (), {"fees": topic})]), now)
+    assert lake.kept_from(settings, replace(topic, keep=keep), now) == (now - timedelta(days=30)).date()
+    # And by whatever keep some days later no earlier one.
+    later = now + timedelta(days=5)
+    assert lake.kept_from(settings, topic, later) == (later - timedelta(days=30)).date()
+    assert lake.lets_go(settings, replace(topic, keep=keep))
 
 
 def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(settings, table):

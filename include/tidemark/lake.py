@@ -60,7 +60,8 @@ CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 3 hours",
     "delta.enableExpiredLogCleanup": "true",
 }
-TOPIC_ID = "tidemark.topicId"
+# What a log's table tells of itself: whose records it holds, and the day before which all have expired, whatever `keep` is now.
+TOPIC_ID, EXPIRED_BEFORE = "tidemark.topicId", "tidemark.expiredBefore"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 # How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
@@ -273,15 +274,27 @@ class Table:
     @property
     def topic_id(self) -> str | None:
         """Of a log, by Kafka's own id, the topic whose records it holds; None before a stream has begun with it."""
-        return (self.delta().metadata().configuration or {}).get(TOPIC_ID)
+        return self.told(TOPIC_ID)
+
+    @property
+    def expired_before(self) -> date:
+        """Of a log, the day before which all days have expired; the first of all days where none has."""
+        return date.fromisoformat((self.exists and self.told(EXPIRED_BEFORE)) or str(date.min))
+
+    def told(self, name: str) -> str | None:
+        return (self.delta().metadata().configuration or {}).get(name)
+
+    def tell(self, name: str, value: str, where: Callable[[], bool]) -> None:
+        """Set a property of the table, where it is so at its newest version."""
+        for attempt in anew():
+            with attempt, self.still() as delta:
+                if where():
+                    delta.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+                    self._delta = None
 
     def belong_to(self, topic_id: str) -> None:
         """Have a log's table tell whose records it holds, for ever: their offsets are those of no other topic."""
-        for attempt in anew():
-            with attempt, self.still() as delta:
-                if self.topic_id is None:
-                    delta.alter.set_table_properties({TOPIC_ID: topic_id}, raise_if_not_exists=False)
-                    self._delta = None
+        self.tell(TOPIC_ID, topic_id, lambda: self.topic_id is None)
 
     def files(self) -> list[File]:
         """Every file of the newest version."""
@@ -1553,7 +1566,7 @@ def expire(table: Table, before: date, ledger: Table | None = None) -> int:
     """Take the days before `before` out of a table, in one commit; returns how many files. VACUUM or `sweep` deletes them.
 
     Of a log, with the `ledger` that tells of it, a batch that is not entered yet waits for the next time: its stream, which is at
-    it or was killed in it, rolls it from the log.
+    it or was killed in it, rolls it from the log. And the log tells from then on what it has let go, for when `keep` is longer.
     """
     gone: list[File] = []
     appended = cache(ledger.appended) if ledger else None  # opened once a stream, and not for each file
@@ -1568,12 +1581,23 @@ def expire(table: Table, before: date, ledger: Table | None = None) -> int:
         gone[:] = [f for f in table.files() if f.day and f.day < before and not begun(f)]
         return (list(map(remove_action, gone)), {"expired before": str(before)}) if gone else None
 
-    return len(gone) if table.exists and commit(table, decide) is not None else 0
+    if not table.exists:
+        return 0
+    if ledger and decide():  # before they go: else a kill in between would leave nobody who knows
+        table.tell(EXPIRED_BEFORE, str(before), lambda: table.expired_before < before)
+    return len(gone) if commit(table, decide) is not None else 0
 
 
 def kept_from(settings: Settings, topic: Topic, now: datetime | None = None) -> date:
-    """The first business day that a topic's log still keeps, swept or not; the first of all days without `keep`."""
-    return ((now or datetime.now(UTC)).astimezone(settings.tz) - duration(topic.keep)).date() if topic.keep else date.min
+    """The first business day that a topic's log still keeps, swept or not, and has not let go under a shorter `keep`; the first
+    of all days where none has expired and none will."""
+    by_keep = ((now or datetime.now(UTC)).astimezone(settings.tz) - duration(topic.keep)).date() if topic.keep else date.min
+    return max(by_keep, table(settings, topic).expired_before)
+
+
+def lets_go(settings: Settings, topic: Topic) -> bool:
+    """Whether days of a topic's log expire, or have."""
+    return kept_from(settings, topic) > date.min
 
 
 def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None) -> None:
@@ -1588,7 +1612,8 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
         for topic in catalog.topics.values():
             if topic.keep:
                 expire(table(settings, topic), kept_from(settings, topic, now), ledger(settings))
-        if all(keeps):
+        others = {log.parent.name for log in settings.lake_path.glob("log/*/_delta_log")} - catalog.topics.keys()
+        if all(keeps) and not others:  # a log stays whose topic is declared no more
             expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
     expire(verdicts(settings), limit.date())
     for run in known:

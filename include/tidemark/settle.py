@@ -482,15 +482,13 @@ def held_from(settings: Settings, catalog: Catalog, names: Collection[str]) -> t
     found = [(date.min, "")]
     for topic in catalog.topics.values():
         looking = {*looking_at(catalog, topic)} & {*names}
-        if topic.keep and looking:
-            kept = lake.kept_from(settings, topic)
+        if looking and (kept := lake.kept_from(settings, topic)) > date.min:
             gone = period(settings, kept)[0] - timedelta(microseconds=1)
             spans = compare.rows_looking(settings, catalog, topic)(gone, gone)
             whole = max(spans[name][1] for name in looking).astimezone(settings.tz).date() + timedelta(days=1)
             first = min(whole, max(kept, yesterday(settings)))
-            enough = (
-                f"the log of {topic.name} keeps {topic.keep}, which is enough for {', '.join(sorted(looking))} from {first} on"
-            )
+            keeps = f"keeps {topic.keep}" if topic.keep else f"has nothing of before {kept}"
+            enough = f"the log of {topic.name} {keeps}, which is enough for {', '.join(sorted(looking))} from {first} on"
             found.append((first, f"{enough}; before, readers keep what they have"))
     return max(found)
 
@@ -1117,7 +1115,7 @@ class Settling:
             return {r["partition"]: (r["n"], r["sum"]) for r in sums.toArrow().to_pylist()}
 
         again, held = self.staged(topic), self.up_to_pin(topic)
-        if topic.keep:  # Kafka may still hold what the log has let go
+        if lake.lets_go(self.settings, topic):  # Kafka may still hold what the log has let go
             kept = F.col("day") >= F.lit(lake.kept_from(self.settings, topic))
             again, held = again.where(kept), held.where(kept)
         if prints(again) == prints(held):
@@ -1172,8 +1170,9 @@ class Settling:
         ledger = lake.read(self.spark, lake.ledger(self.settings))
         entered = ledger.where((F.col("topic") == topic.name) & compare.read_by(self.run.pins, "stream", "seq"))
         log_rows = self.up_to_pin(topic)
-        lows = self.unexpired_from(topic, log_rows) if topic.keep else {}
-        kept = unexpired(lows) if topic.keep else F.lit(True)
+        lets_go = lake.lets_go(self.settings, topic)
+        lows = self.unexpired_from(topic, log_rows) if lets_go else {}
+        kept = unexpired(lows) if lets_go else F.lit(True)
         sums = entered.groupBy("partition").agg(
             F.min("from_offset").alias("first"),
             F.max("until_offset").alias("until"),
@@ -1193,7 +1192,7 @@ class Settling:
                 f"topic {topic.name}, partition {partition}: the log lacks records of which the ledger has {r['records']}: "
                 f"{self.hole(entered.where(kept), log_rows, partition)}"
             )
-            if topic.keep and not topic.accept_late:
+            if lets_go and not topic.accept_late:
                 self.say(f"{lacks}. They may have come too late for keep={topic.keep}; with accept_late it would be known")
                 continue
             raise SettleError(
@@ -1218,7 +1217,7 @@ class Settling:
 
     def expires(self, topic: Topic, since: datetime) -> bool:
         """Whether a batch that was read a day before an instant, or later, may hold what `keep` has let expire already."""
-        if not topic.keep or topic.name in self.from_kafka:
+        if topic.name in self.from_kafka or not lake.lets_go(self.settings, topic):
             return False
         late = duration(topic.accept_late or "0 seconds")
         return since - timedelta(days=1) < period(self.settings, lake.kept_from(self.settings, topic))[0] + late
@@ -1229,7 +1228,7 @@ class Settling:
         Where every topic has `keep` the ledger expires with the logs: a partition that has been quiet for longer has no row in
         either. `lows` are the first offsets that cannot have expired.
         """
-        expires = all(t.keep for t in self.catalog.topics.values())
+        expires = all(lake.lets_go(self.settings, t) for t in self.catalog.topics.values())
         start: dict[str, int] = {}
         for stream in self.run.pins:
             generation = lake.Checkpoint.of(self.settings, stream).identity
@@ -1244,7 +1243,7 @@ class Settling:
                     f"topic {topic.name}, partition {partition}: the ledger lacks offsets between {r['first']} and {until}. "
                     f"Replay from Kafka while it holds them: tidemark replay --source kafka"
                 )
-            if r["first"] and not topic.keep:
+            if r["first"] and not lake.lets_go(self.settings, topic):
                 self.say(
                     f"topic {topic.name}, partition {partition}: offsets 0 to {r['first'] - 1:,} are in no table; Kafka had "
                     f"deleted them before a stream first read the topic"
@@ -1549,7 +1548,8 @@ class Settling:
             has = logged.get((name, partition), {"accepted": 0, "rejected": 0, "there": 0})
             twice = has["accepted"] + has["rejected"] - has["there"]
             offsets, topic = sum(r["offsets"] for r in of_one), self.catalog.topics[name]
-            if has["there"] < offsets and topic.keep and not topic.accept_late and name not in self.from_kafka:
+            late = not topic.accept_late and name not in self.from_kafka
+            if has["there"] < offsets and late and lake.lets_go(self.settings, topic):
                 self.say(
                     f"topic {name}, partition {partition}: of the batches of these days the log lacks {offsets - has['there']:,} "
                     f"records. They may have come too late for keep={topic.keep}; with accept_late it would be known"
