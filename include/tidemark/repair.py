@@ -140,12 +140,6 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
     Returns whether the log now has other rejects of their batches than the ledger: they were mended before, or the code of now
     judges otherwise than that by which they were read, and what is made of the log does not have what it accepts.
     """
-    now = kafka.topic_ids(settings, [topic.name])[topic.name]
-    if now != (table.topic_id or now):  # its offsets are of other records
-        raise RepairError(
-            f"table {table.name}: {files[0].path} {wrong(table, files[0])}, and Kafka's topic {topic.name} is another than the "
-            f"one that it holds (its id is {now}, the stream has read {table.topic_id}); put it back from a copy"
-        )
     asked: list[tuple[lake.Batch, dict[int, tuple[int, int]], int]] = []
     groups: dict[tuple[str, date], list[lake.File]] = {}
     for file in files:
@@ -155,6 +149,12 @@ def again(settings: Settings, topic: Topic, table: lake.Table, files: Sequence[l
                 f"like), so that nobody knows which records it held; put it back from a copy"
             )
         groups.setdefault((file.live["stream"], file.day), []).append(file)
+    now = kafka.topic_ids(settings, [topic.name])[topic.name]
+    if now != (table.topic_id or now):  # its offsets are of other records
+        raise RepairError(
+            f"table {table.name}: {files[0].path} {wrong(table, files[0])}, and Kafka's topic {topic.name} is another than the "
+            f"one that it holds (its id is {now}, the stream has read {table.topic_id}); put it back from a copy"
+        )
     for (stream, day), mine in groups.items():
         span = [int(f.live[k]) for f in mine if f.live for k in ("lo", "hi")]
         batch = lake.Batch(stream, min(span), max(span))
