@@ -287,6 +287,16 @@ def test_what_cannot_be_recorded_does_not_run_on_unknown(settings: Settings) -> 
     assert local.STARTED[-1].wait(20) == -signal.SIGKILL
 
 
+def test_what_a_version_before_has_started_is_ended_by_this_one(settings: Settings) -> None:
+    """Its records have the time of the clock, and no name of the machine's run."""
+    process = local.start(settings, "sleeper", SLEEPER)
+    record = asdict(process) | {"created": psutil.Process(process.pid).create_time()}
+    record.pop("boot")
+    (settings.state / "processes" / "sleeper.json").write_text(json.dumps(record, default=str))
+    assert local.stop_all(settings) == ["sleeper"]
+    assert not process.alive()
+
+
 @pytest.mark.parametrize("step", [-5, 5])
 def test_a_step_of_the_clock_makes_no_stranger_of_a_process(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, step: int

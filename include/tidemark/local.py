@@ -272,6 +272,8 @@ def recorded(settings: Settings, name: str) -> Process | None:
         found = json.loads((settings.state / "processes" / f"{name}.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
+    if "boot" not in found:  # of a version before, which told the time by the clock
+        found |= {"created": found["created"] - psutil.boot_time(), "boot": boot()}
     return Process(found["name"], found["pid"], found["created"], found["boot"], tuple(found["argv"]), Path(found["log"]))
 
 
