@@ -747,6 +747,22 @@ def test_broker_that_goes_away_while_a_partition_comes_is_waited_for(settings: S
     assert (here.started, len(here.unburied)) == (True, 1)
 
 
+def test_what_is_no_note_among_those_of_what_was_said_silences_nobody(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to the topic can put anything there, and a notifier reads all of it at each start."""
+    note = {"id": "m1", "platform": "dingtalk", "state": "said", "attempt": "a-1"}
+    strange = [note | {"platform": ["dingtalk"]}, note | {"attempt": {}}, {"id": "m1"}, [], 7, "said"]
+    values = [None, b"", b"not json", b"\xff", b"[" * 100_000, *(json.dumps(one).encode() for one in [*strange, note])]
+    now = datetime.now(UTC)
+    held = [notifier.Record(0, n, now, None, value, (), "notify_sent") for n, value in enumerate(values)]
+    monkeypatch.setattr(kafka, "consume", lambda settings, topic, start: iter(held[start:]))
+    sent = notifier.Sent(settings)
+    sent.catch_up()
+    assert (sent.upto, sent.state(message("m1"))) == (len(values), "said")
+    assert len(sent.ages("dingtalk", 60)) == 1
+
+
 def test_full_disk_ends_no_notifier(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is then that people have to hear of something; who looks at its heartbeat sees the last one."""
     here, write = notifier.Notifier(settings, {}, QUICK), Path.write_text

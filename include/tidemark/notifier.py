@@ -416,19 +416,22 @@ class Sent:
     def catch_up(self) -> None:
         """Read what was noted since the last time, by whomever. Raises as `kafka.consume`."""
         for record in kafka.consume(self.settings, SENT.name, self.upto):
-            noted = json.loads(record.value or b"{}")
             self.upto = record.offset + 1
-            self.remember(noted, record.timestamp.timestamp())
+            try:
+                self.remember(json.loads(record.value or b""), record.timestamp.timestamp())
+            except (ValueError, LookupError, TypeError, RecursionError):
+                log.warning("a record that is no note is left out", topic=SENT.name, offset=record.offset)
 
     def remember(self, noted: Mapping[str, str], at: float) -> None:
-        key = f"{noted['platform']}/{noted['id']}"
+        platform, state, attempt = noted["platform"], noted["state"], noted["attempt"]
+        key = f"{platform}/{noted['id']}"
         with self.lock:
             self.forget(at)
             if self.states.get(key, ("", 0.0))[0] != "said":
                 self.states.pop(key, None)
-                self.states[key] = noted["state"], at
-            tries = self.tries.setdefault(noted["platform"], {})
-            tries[noted["attempt"]] = at
+                self.states[key] = state, at
+            tries = self.tries.setdefault(platform, {})
+            tries[attempt] = at
             if len(tries) > 1000:  # the minute of a robot has no more
                 del tries[next(iter(tries))]
 
