@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -509,6 +510,23 @@ def test_roll_back_of_which_one_table_cannot_go_back_takes_none_back(lived):
     with pytest.raises(lake.LakeError, match="3 files that run night-1 replaced in rollups/minutes are deleted"):
         settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "published")
+
+
+def test_roll_back_of_a_run_before_one_whose_record_was_moved_away_says_to_settle_again_and_takes_no_table_back(lived):
+    staged(lived, "night-1", "settle", 3, (YESTERDAY,), 30)
+    settle.publish(lived, CATALOG, "night-1")
+    later, view_ = staged(lived, "night-2", "settle", 4, (YESTERDAY,), 40), lake.table(lived, hours)
+    shutil.rmtree(lake.staging(view_, later.id))  # of the view no file tells of it: its day turned out empty
+    write_deltalake(lake.staging(view_, later.id), rows({}), partition_by=["day"])
+    settle.publish(lived, CATALOG, later.id)
+    (lived.lake_path / "runs" / f"{later.id}.json").unlink()
+    seen = read(lived)
+    with pytest.raises(lake.LakeError, match=rf"run night-2, .*whose record is gone.* tidemark settle --day {YESTERDAY}$"):
+        settle.rollback(lived, CATALOG, "night-1", "a mistake")
+    assert (read(lived), lake.run_of(lived, "night-1").state) == (seen, "published")
+    settle.publish(lived, CATALOG, staged(lived, "night-3", "settle", 4, (YESTERDAY,), 50).id)
+    settle.rollback(lived, CATALOG, "night-3", "a mistake")
+    assert read(lived) == seen
 
 
 def killed(settings: Any, moment: str, said: dict[str, Any]) -> None:

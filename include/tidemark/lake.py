@@ -1408,8 +1408,8 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
     """What would come back, as `replaced_by` gives it. Raises `LakeError` when a day was published again since, or a file is
     gone, or someone has rewritten what the run published, or nothing notes what it replaced."""
     name, days = table.name.split("/")[-1], set(days)
-    back = replaced_by(settings, run.id, table)
-    for other in runs(settings):
+    back, known = replaced_by(settings, run.id, table), runs(settings)
+    for other in known:
         open_days = other.open_days if table.name.startswith("rollups/") else []
         again = days & {date.fromisoformat(d) for d in (*other.days, *open_days)}
         since = other.tables.get(name, {}).get("published", "")
@@ -1419,7 +1419,12 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
                 f"roll that one back first: tidemark rollback {other.id}"
             )
     files = table.files()
-    held = {f.path for f in files}
+    held, ours = {f.path for f in files}, {path for path, *_ in back}
+    if since := sorted({f.run for f in files if f.day in days and f.run not in (None, run.id) and f.path not in ours}):
+        first = f"roll that one back first: tidemark rollback {since[0]}"
+        gone = f"whose record is gone, so that it cannot be taken back. Settle the days again: {run.anew}"
+        way = first if since[0] in {other.id for other in known} else gone
+        raise LakeError(f"{table.name} was published again by run {since[0]}, after run {run.id}; {way}")
     if stands(table, run.id) and not (note := replaced_note(settings, run.id, table)).exists():
         raise LakeError(
             f"{note} is gone, which says what run {run.id} replaced in {table.name}, so nothing could come back. Put it back "
@@ -1451,12 +1456,7 @@ def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], 
         # Asked anew each time: another run may just have published, and what comes back would stand beside that.
         back = refuse_rollback(settings, table, run, days)
         files = table.files()
-        present, known = {f.path for f in files}, {path for path, *_ in back}
-        if since := sorted({f.run for f in files if f.day in days and f.run not in (None, run.id) and f.path not in known}):
-            raise LakeError(
-                f"{table.name} was published again by run {since[0]}, after run {run.id}; roll that one back first: "
-                f"tidemark rollback {since[0]}"
-            )
+        present = {f.path for f in files}
         ours = [remove_action(f) for f in files if f.run == run.id]
         again = [add_action(table, table.path / path, day, at) for path, day, at in back if path not in present]
         return ([*again, *ours], dict(said)) if again or ours else None
