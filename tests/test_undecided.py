@@ -512,6 +512,18 @@ def test_roll_back_of_which_one_table_cannot_go_back_takes_none_back(lived):
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "published")
 
 
+@pytest.mark.parametrize("lost", ["what was staged of the view", "the view"])
+def test_publication_of_which_one_table_is_refused_changes_none_and_its_run_can_be_dropped(lived, lost):
+    run, view_ = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.table(lived, hours)
+    version = lake.table(lived, minutes).delta().version()
+    shutil.rmtree(view_.path if lost == "the view" else lake.staging(view_, run.id))
+    with pytest.raises(lake.LakeError, match="what run night-1 staged of table views/hours is gone; settle the days again"):
+        settle.publish(lived, CATALOG, run.id)
+    assert lake.table(lived, minutes).delta().version() == version
+    lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+    assert lake.parting(lived) == []
+
+
 def test_roll_back_of_a_run_before_one_whose_record_was_moved_away_says_to_settle_again_and_takes_no_table_back(lived):
     staged(lived, "night-1", "settle", 3, (YESTERDAY,), 30)
     settle.publish(lived, CATALOG, "night-1")

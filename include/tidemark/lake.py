@@ -1291,28 +1291,17 @@ def staged(table: Table, run: str) -> list[Any]:
     return list(adds.values())
 
 
-def publish(
-    settings: Settings,
+def replaced_by_now(
     table: Table,
     run: Run,
+    adds: Iterable[Any],
     days: Iterable[date],
     streams: Iterable[str],
-    said: Mapping[str, Any],
     whole_days: bool,
-) -> int | None:
-    """Make a run's staged files the table's, in one metadata-only commit; None when they are already.
-
-    Removes what they replace on each of the run's days: every file of the day (`whole_days`, a view), or earlier
-    publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
-    replaced is noted beside the run's record, so that `roll_back` can bring it back, and dated ahead for as long, so that
-    VACUUM spares it.
-    Raises `LakeError` when a day was published with a greater pin, or with the same by a run that was begun later, or a file
-    cannot be told to lie before the pin.
-    """
-    adds = staged(table, run.id)
-    days, note = set(days), replaced_note(settings, run.id, table)
-    wanted = {unquote(a.path) for a in adds}
-    others = {r.id: r for r in runs(settings)}
+    known: Iterable[Run],
+) -> list[File]:
+    """The files that a run's publication replaces as the table is now. Raises `LakeError` as `publish` does, which asks again."""
+    days, wanted, others = set(days), {unquote(a.path) for a in adds}, {r.id: r for r in known}
     pins = {s: run.pins[s] for s in streams if s in run.pins}
 
     def replaced(file: File) -> bool:
@@ -1346,10 +1335,35 @@ def publish(
             f"settle the day again: {run.anew}"
         )
 
+    gone = [f for f in table.files() if replaced(f)]
+    refuse_vectors(table, table.delta(), list(map(remove_action, gone)))
+    return gone
+
+
+def publish(
+    settings: Settings,
+    table: Table,
+    run: Run,
+    days: Iterable[date],
+    streams: Iterable[str],
+    said: Mapping[str, Any],
+    whole_days: bool,
+) -> int | None:
+    """Make a run's staged files the table's, in one metadata-only commit; None when they are already.
+
+    Removes what they replace on each of the run's days: every file of the day (`whole_days`, a view), or earlier
+    publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
+    replaced is noted beside the run's record, so that `roll_back` can bring it back, and dated ahead for as long, so that
+    VACUUM spares it.
+    Raises `LakeError` when a day was published with a greater pin, or with the same by a run that was begun later, or a file
+    cannot be told to lie before the pin.
+    """
+    adds, note, known = staged(table, run.id), replaced_note(settings, run.id, table), runs(settings)
+    days, streams = set(days), set(streams)
+
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
-        files = table.files()
-        present = {f.path for f in files}
-        gone = [f for f in files if replaced(f)]
+        present = {f.path for f in table.files()}
+        gone = replaced_by_now(table, run, adds, days, streams, whole_days, known)
         fresh = [a for a in adds if unquote(a.path) not in present]
         if not fresh and not gone:
             return None

@@ -1660,11 +1660,16 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         way = f"go on with it: tidemark replay --run {run.id}" if goes_on else f"settle the days again: {run.anew}"
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
+    chosen = [d for d in catalog.derived if d.name in run.tables and d.name in names]
+    known = lake.runs(settings)
+    for declared in chosen:  # what is refused of one table leaves all as they are
+        if not run.held_back(declared.name) and not run.tables[declared.name].get("published"):
+            table = lake.table(settings, declared)
+            adds, writers = lake.staged(table, run.id), writers_of(table, declared, run)
+            lake.replaced_by_now(table, run, adds, run.days_of(declared), writers, isinstance(declared, View), known)
     done = []
-    for declared in catalog.derived:
-        said = run.tables.get(declared.name)
-        if said is None or declared.name not in names:
-            continue
+    for declared in chosen:
+        said = run.tables[declared.name]
         if held := run.held_back(declared.name):
             done.append(Published(declared.name, None, 0, 0.0, held))
             continue
@@ -1672,7 +1677,7 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
             done.append(Published(declared.name, None, 0, 0.0))
             continue
         table = lake.table(settings, declared)
-        writers = sorted({*streams_of(declared), *(f.live["stream"] for f in table.files() if f.live)} & run.pins.keys())
+        writers = writers_of(table, declared, run)
         pins = {s: run.pins[s].seq for s in writers}
         began = time.monotonic()
         version = lake.publish(
@@ -1706,6 +1711,11 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         run.state, run.published = "published", published
         lake.save(settings, run)
     return done
+
+
+def writers_of(table: lake.Table, declared: Rollup | View, run: Run) -> list[str]:
+    """The streams whose rows a table has, or may have, of those that the run has read."""
+    return sorted({*streams_of(declared), *(f.live["stream"] for f in table.files() if f.live)} & run.pins.keys())
 
 
 def verdict_of(name: str, said: dict[str, Any]) -> str:
