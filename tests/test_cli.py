@@ -393,6 +393,8 @@ def test_mistake_in_a_pipeline_is_one_sentence_with_its_place(tmp_path, environm
     assert (code, said.count("\n"), said.startswith(told)) == (2, 1, True), said
     code, said = said_by("down")
     assert (code, said.startswith(told), "; what runs is ended all the same\n" in said) == (0, True, True), said
+    code, said = said_by("status")
+    assert (code, said.startswith(told), "; what runs is shown all the same\n" in said) == (0, True, True), said
 
 
 @pytest.mark.parametrize(
@@ -573,6 +575,15 @@ def test_status_of_nothing_is_an_answer(run, port):
 def test_status_names_the_newest_run_also_where_it_has_no_days(run, config):
     lake.save(config, lake.Run("rejects-1", "done", [], "", str(NOON), "0", {}, kind="rejects"))
     assert "newest run\trejects-1, done\n" in run("status").stdout
+
+
+def test_status_is_told_also_where_a_run_s_record_is_damaged(run, config):
+    (config.lake_path / "runs").mkdir(parents=True)
+    (config.lake_path / "runs" / "r1.json").touch()
+    done = run("status")
+    assert (done.exit_code, "stream\tmain" in done.stdout) == (0, True)
+    assert f"newest run\t{config.lake_path}/runs/r1.json is damaged, it holds no run" in done.stdout
+    assert "r1.json is damaged" in json.loads(run("status", "--json").stdout)["runs_damaged"]
 
 
 def test_status_says_of_a_notifier_that_has_ended_where_its_log_is(run, config):

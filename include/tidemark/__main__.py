@@ -478,16 +478,11 @@ def bring_down(config: Settings, steps: Steps, patience: float = DRAINING) -> bo
     """End what was started here: Airflow, which would start a stream again, then sources and streams, the broker last.
     Returns whether every stream ended in time."""
     from tidemark import airflow, lake, local
-    from tidemark.model import DeclarationError
 
     if any(local.recorded(config, name) for name in airflow.COMPONENTS):
         with steps.step("airflow") as say:
             say("ended" if airflow.take_down(config) else "swept")
-    try:
-        named = catalog().streams
-    except (Wrong, DeclarationError) as broken:  # which nobody has to mend first who wants an end
-        typer.echo(f"tidemark: {one_line(str(broken))}; what runs is ended all the same", err=True)
-        named = tuple(p.name.removeprefix("speed-") for p in local.processes(config) if p.name.startswith("speed-"))
+    named = streams_known(config, "ended")
     streams = {f"speed-{stream}": stream for stream in lake.streams(config, named)}
     others = [p.name for p in reversed(local.processes(config)) if p.name not in (*streams, local.BROKER)]
     ended = True
@@ -524,6 +519,19 @@ def bring_down(config: Settings, steps: Steps, patience: float = DRAINING) -> bo
     with steps.step("broker") as say:
         say("ended" if local.stop_broker(config) else "none was started here")
     return ended
+
+
+def streams_known(config: Settings, done: str) -> tuple[str, ...]:
+    """The streams that pipelines name; where a pipeline has a mistake, which nobody has to mend first who looks or wants an end,
+    those that were started here, and it is told that these are `done` all the same."""
+    from tidemark import local
+    from tidemark.model import DeclarationError
+
+    try:
+        return catalog().streams
+    except (Wrong, DeclarationError) as broken:
+        typer.echo(f"tidemark: {one_line(str(broken))}; what runs is {done} all the same", err=True)
+        return tuple(p.name.removeprefix("speed-") for p in local.processes(config) if p.name.startswith("speed-"))
 
 
 @app.command()
@@ -1305,7 +1313,7 @@ def status(json_: AsJson = False) -> None:
         lines.append(["notifier", f"{state} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
-    said = [newest["id"], newest["state"], *newest["days"]] if newest else ["none yet"]
+    said = [newest["id"], newest["state"], *newest["days"]] if newest else [found["runs_damaged"] or "none yet"]
     held = [f"held back: {' '.join(newest['held_back'])}"] if newest and newest["held_back"] else []
     lines.append(["newest run", ", ".join([*said, *held])])
     table(("what", "how"), lines)
@@ -1323,7 +1331,11 @@ def whole_status(config: Settings) -> dict[str, Any]:
         broker = "does not answer"
     except kafka.BrokerRefused as refused:
         broker = str(refused)
-    newest = max(lake.runs_now(config), key=lambda r: r.created, default=None)
+    newest, damaged = None, ""
+    try:
+        newest = max(lake.runs_now(config), key=lambda r: r.created, default=None)
+    except lake.LakeError as error:  # of one record of many: the rest is told all the same
+        damaged = one_line(str(error))
     notifier = local.recorded(config, "notify")
     ended = notifier if notifier and not notifier.alive() and not local.beats(config, "notify") else None
     return {
@@ -1334,13 +1346,14 @@ def whole_status(config: Settings) -> dict[str, Any]:
         "airflow": {"url": airflow.url(config), "health": f"not healthy: {', '.join(sick)}" if sick else "healthy"}
         if started
         else None,
-        "streams": {name: local.status(config, name) for name in lake.streams(config, catalog().streams)},
+        "streams": {name: local.status(config, name) for name in lake.streams(config, streams_known(config, "shown"))},
         "notifier": local.status(config, "notify").get("heartbeat"),
         "notifier_ended": str(ended.log) if ended else None,
         "processes": [{"name": p.name, "pid": p.pid, "log": str(p.log)} for p in local.processes(config)],
         "newest_run": {"id": newest.id, "state": newest.state, "days": newest.days, "held_back": [*held_back(newest)]}
         if newest
         else None,
+        "runs_damaged": damaged or None,
     }
 
 
