@@ -1590,6 +1590,19 @@ def test_damaged_newest_entry_is_named_with_the_way_out(table: Table, left: byte
     assert put(again, 1, 2) and numbers(again) == [1, 2]
 
 
+def test_damaged_entry_that_others_follow_is_not_to_be_moved_away(table: Table) -> None:
+    for seq in range(2):
+        put(table, seq, seq + 1)
+    entry = table.path / "_delta_log" / "00000000000000000001.json"
+    entry.write_bytes(b'{"add": {"path": "live')
+    with pytest.raises(LakeError, match=f"its log entry {entry} is damaged .*docs/operating.md, Damaged files") as refused:
+        Table(table.root, table.name, "pane").delta()
+    assert "move it away" not in str(refused.value)
+    entry.unlink()
+    with pytest.raises(LakeError, match="found gap"):  # as it would be then
+        Table(table.root, table.name, "pane").delta()
+
+
 @pytest.mark.parametrize("then", ["left", "moved away"])
 def test_empty_newest_entry_that_a_checkpoint_has_loses_nothing(table: Table, spark, then: str) -> None:
     put(table, 0, 1)

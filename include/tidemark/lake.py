@@ -208,9 +208,10 @@ class Table:
     def damage(self, entry: Path | None, why: object) -> str:
         """What is broken, and the way out: what is folded from a log comes again from there."""
         what = f"table {self.name}: {f'its log entry {entry}' if entry else f'the Delta log of {self.path}'} is damaged"
+        newest = entry == max((self.path / "_delta_log").glob("*.json"), default=None)  # no other is folded, were one away
         again = "; without one move it away, start the stream, and settle again what was published since"
         way_out = (
-            again if entry and self.name.startswith(("rollups/", "views/")) else "; docs/operating.md, Damaged files, has more"
+            again if newest and self.name.startswith(("rollups/", "views/")) else "; docs/operating.md, Damaged files, has more"
         )
         return f"{what} ({str(why).splitlines()[0]}). Put it back from a copy of the lake{way_out}"
 
