@@ -456,7 +456,7 @@ class Stream:
             self.refuse_ahead(known)
             lost = self.lost(known, earliest)
             if not accept_loss:
-                self.refuse_lost(lost)
+                self.refuse_lost(lost, recover)
             last = max(last, self.ledger.appended(self.name) or 0)
             if lost:
                 last += 1
@@ -667,12 +667,15 @@ class Stream:
         }
         return {t: parts for t, parts in gone.items() if parts}
 
-    def refuse_lost(self, lost: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+    def refuse_lost(self, lost: Mapping[str, Mapping[str, Sequence[int]]], recover: bool = False) -> None:
+        """Raises `SpeedError` where anything is lost, with the command that goes on without: of a checkpoint that nothing goes on
+        from, with `--recover` too."""
         ranges = [f"{t}, partition {p}, offsets {a} to {b - 1}" for t, parts in lost.items() for p, (a, b) in parts.items()]
+        options = ["--recover"] if recover else []
         if ranges:
             raise SpeedError(
                 f"Kafka has deleted records that stream {self.name} has not read: topic {'; topic '.join(ranges)}. If they "
-                f"cannot be produced again, go on without them: {self.started('--accept-loss')}; the "
+                f"cannot be produced again, go on without them: {self.started('--accept-loss', *options)}; the "
                 f"ledger keeps the range. So that it does not happen again, raise the topic's retention"
             )
 

@@ -217,8 +217,11 @@ def test_partitions_added_to_a_live_topic_are_read_from_their_first_offset(house
     stream.drains()
 
 
-def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is_accepted(house: Homes, run: Any) -> None:
-    talk = Talk(house(), "talk_that_is_lost", partitions=1)
+@pytest.mark.parametrize("checkpoint", ["whole", pytest.param("damaged", marks=pytest.mark.long)])
+def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is_accepted(
+    checkpoint: str, house: Homes, run: Any
+) -> None:
+    talk = Talk(house(), f"talk_that_is_lost_{checkpoint}", partitions=1)
     talk.send("a", "b")
     stream = run(talk.settings, talk.arguments)
     stream.until(lambda: talk.names() == ["a", "b"])
@@ -230,10 +233,16 @@ def test_records_deleted_before_they_were_read_stop_the_stream_until_the_loss_is
     with pytest.raises(speed.SpeedError, match=lost):
         speed.run(talk.settings, talk.catalog)
     assert "offsets 2 to 3" in stream.said
-    with pytest.raises(speed.SpeedError, match=lost):
+    with pytest.raises(speed.SpeedError, match=f"{lost} --recover;"):
         speed.run(talk.settings, talk.catalog, recover=True)  # recovering is not accepting
 
-    stream = run(talk.settings, talk.arguments, accept_loss=True)
+    recover = checkpoint == "damaged"
+    if recover:  # either word without the other asks for that one
+        for plan in (lake.Checkpoint.of(talk.settings, "main").path / "offsets").glob("[0-9]*"):
+            plan.write_bytes(b"")
+        with pytest.raises(speed.SpeedError, match=r"is damaged .* --recover"):
+            speed.run(talk.settings, talk.catalog, accept_loss=True)
+    stream = run(talk.settings, talk.arguments, recover=recover, accept_loss=True)
     stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
     talk.send("d")
     stream.until(lambda: talk.names() == ["a", "b", "c", "d"] and talk.whole())
