@@ -400,7 +400,7 @@ class Stream:
     @property
     def afresh(self) -> str:
         away = f"move {self.settings.lake_path} and {self.settings.checkpoints} away"
-        return f"begin afresh with what Kafka holds: {away}, and start the streams again"
+        return f"begin afresh with what Kafka holds: end the streams, {away}, and start them again"
 
     def open_generation(self, recover: bool, accept_loss: bool) -> lake.Generation:
         """The checkpoint's generation: the one it carries, a first one, or a new one above all before: with `recover`, and
@@ -495,9 +495,7 @@ class Stream:
 
     @property
     def other_topic(self) -> str:
-        return (
-            f"Give the new topic another name, or move {self.settings.lake_path} and {self.checkpoint.path} away to begin afresh"
-        )
+        return f"Give the new topic and what is made of it other names, or {self.afresh}"
 
     def refuse_ahead(self, known: Mapping[str, Mapping[str, int]]) -> None:
         """Raises `SpeedError` where a topic ends before what was read of it: what comes to it now has offsets that were read."""

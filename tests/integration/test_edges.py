@@ -333,7 +333,7 @@ def test_topic_created_again_under_a_running_stream_stops_it_before_anything_of_
         kafka.apply(talk.settings, talk.catalog.topics.values())
         talk.send(*events)
     stream.ends(1)
-    assert f"topic {talk.topic} was deleted and created again" in stream.said and "Give the new topic another name" in stream.said
+    assert f"topic {talk.topic} was deleted and created again" in stream.said and "Give the new topic and what is" in stream.said
 
     shutil.rmtree(talk.settings.checkpoints)  # the log knows whose records it holds, were all else lost
     with pytest.raises(speed.SpeedError, match=f"topic {talk.topic} was deleted and created again, or this is another Kafka"):
