@@ -273,7 +273,7 @@ def test_live_views_are_computed_again_from_where_what_they_read_lacked_rows(
     stream.catalog, stream.settings, stream.state, stream.ended_at = CATALOG, settings, settings.state, END
     stream.state.mkdir(parents=True)
     stream.live_views = lambda: [v for v in CATALOG.views.values() if v.refresh]  # type: ignore[method-assign]
-    stream.remembering = threading.Lock()
+    stream.remembering, stream.versions = threading.Lock(), {}
     stream.computed = before = {v.name: END for v in stream.live_views() if v.name != "large_transactions"}
     stream.look_back(lows)
     kept = json.loads((stream.state / "views.json").read_text()) if again else {}
@@ -281,20 +281,24 @@ def test_live_views_are_computed_again_from_where_what_they_read_lacked_rows(
     assert kept == ({name: str(at) for name, at in (before | again).items()} if again else {})
 
 
-def test_live_view_that_this_stream_never_computed_has_today_though_its_table_is_older(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", [None, 6], ids=["never computed", "of which an entry was moved away"])
+def test_live_view_that_lacks_what_this_stream_computes_has_today_though_its_table_is_older(
+    version: int | None, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A night, or another stream, has made the table. Nobody is told of the morning by a view that announces."""
+    """A night, or another stream, has made the table, or its newest entry was damaged. Nobody is told of the morning by a view
+    that announces and is new."""
     stream: Any = object.__new__(speed.Stream)
     stream.name, stream.catalog, stream.settings, stream.state = "main", CATALOG, settings, settings.state
-    stream.computed, stream.ended_at, stream.remembering = {}, None, threading.Lock()
+    stream.computed, stream.versions, stream.ended_at, stream.remembering = {}, {}, None, threading.Lock()
     stream.generation = lake.Generation(1, 0, {}, {})
     stream.live_views = lambda: [v for v in CATALOG.views.values() if v.refresh]
     stream.metrics = SimpleNamespace(committed=lambda _: None)
-    made = SimpleNamespace(metadata=lambda: SimpleNamespace(created_time=0))
+    made = SimpleNamespace(metadata=lambda: SimpleNamespace(created_time=0), version=lambda: 5)
     stream.tables = {v.name: SimpleNamespace(delta=lambda: made) for v in stream.live_views()}
-    before = {v.name: END for v in stream.live_views() if v.name not in ("hourly_traffic", "large_transactions")}
+    lacks = () if version else ("hourly_traffic", "large_transactions")
+    before = {v.name: END for v in stream.live_views() if v.name not in lacks}
     stream.state.mkdir(parents=True)
+    (stream.state / "versions.json").write_text(json.dumps({"hourly_traffic": version} if version else {"site_daily_traffic": 5}))
     (stream.state / "views.json").write_text(json.dumps({name: str(at) for name, at in before.items()}))
     monkeypatch.setattr(lake, "newest_batch", lambda *_: [{"seq": 7, "stream_time": END, "finished_at": END}])
     stream.remember_time()

@@ -216,6 +216,8 @@ class Stream:
         # Up to which stream time each view is computed the full way, kept in a file; for one that is not there, the stream time
         # at the start, or that of the first batch.
         self.computed: dict[str, datetime] = {}
+        # Which version of its table that made, kept in a file too: one that is older now lacks what it has brought.
+        self.versions: dict[str, int] = {}
         self.ended_at: datetime | None = None
         self.remembering = threading.Lock()
         # Views with marks that the short way never wrote: older than `back` when the stream came to them.
@@ -807,9 +809,15 @@ class Stream:
                 with suppress(ValueError):  # a power cut may have emptied it
                     for view, at in json.loads(path.read_text()).items():
                         self.computed[view] = max(datetime.fromisoformat(at), self.computed.get(view, EARLIEST))
-            # A table that was made since is new, or the one before it was moved away. That of a new view may be of a night.
-            made = {v.name: self.tables[v.name].delta().metadata().created_time or 0 for v in self.live_views()}
-            self.look_back({v: self.today() for v, at in made.items() if at / 1000 > written or v not in self.computed})
+                with suppress(FileNotFoundError, ValueError):
+                    for view, version in json.loads(path.with_name("versions.json").read_text()).items():
+                        self.versions[view] = max(version, self.versions.get(view, 0))
+            # A table that was made since is new, or the one before it was moved away. That of a new view may be of a night. One
+            # that is older has lost a damaged entry, or is a copy that was put back.
+            there = {v.name: self.tables[v.name].delta() for v in self.live_views()}
+            made = {v for v, table in there.items() if (table.metadata().created_time or 0) / 1000 > written}
+            older = {v for v, table in there.items() if v in self.versions and table.version() < self.versions[v]}
+            self.look_back(dict.fromkeys(made | older | (there.keys() - self.computed.keys()), self.today()))
         self.metrics.committed(rows[0]["finished_at"] if rows else self.began)
 
     def come_to(self, taken: Mapping[str, int]) -> datetime | None:
@@ -1139,6 +1147,7 @@ class Stream:
         """Up to which stream time views are computed: after a start, however long the stream was away, they go on from there."""
         with self.remembering:
             self.computed |= upto
+            lake.whole_or_nothing(self.state / "versions.json", json.dumps(self.versions))
             whole = {name: str(time) for name, time in self.computed.items()}
             lake.whole_or_nothing(self.state / "views.json", json.dumps(whole))
 
@@ -1923,9 +1932,12 @@ class Refresher:
                 adds += lake.write_arrow(table, f"live/{lake.hour_of(span)}-{mark}-{os.urandom(4).hex()}", part)
             if view.announce and self.stream.settings.told and parts:
                 self.announce(view, table, pa.concat_tables([part for _, part in parts]))
-            lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step and view.shortcut))
+            made = lake.swap_live(self.stream.settings, table, since, until, adds, marks=bool(step and view.shortcut))
             if not step:
                 self.stream.covered[view.name] = max(until, covered)
+                if made is not None:
+                    with self.stream.remembering:
+                        self.stream.versions[view.name] = made
 
     def announce(self, view: View, table: lake.Table, rows: pa.Table) -> None:
         """Send what is said of the rows whose key the table has not, before it has them: whoever is killed in between sends it

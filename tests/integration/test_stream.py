@@ -346,9 +346,15 @@ def test_mended_and_new_rollups_get_what_they_lack_from_the_log_and_a_broker_tha
     check_everything(sensors, spark)
 
 
-def test_live_view_whose_folder_was_moved_away_has_the_day_that_is_open_again(sensors: Sensors, run) -> None:
+@pytest.mark.parametrize("moved", ["its folder", "the newest entries of its log"])
+def test_live_view_of_which_was_moved_away_has_the_day_that_is_open_again(moved: str, sensors: Sensors, run) -> None:
     view = lake.table(sensors.settings, declared(sensors.topic)["hours"])
-    view.path.rename(sensors.settings.home / "damaged")
+    if moved == "its folder":
+        view.path.rename(sensors.settings.home / "damaged")
+    else:
+        for entry in sorted((view.path / "_delta_log").glob("*.json"))[1:]:
+            entry.unlink()
+        assert not sensors.hours()
     stream = run(sensors.settings, {"topic": sensors.topic, "mended": True})
     today = [row for row in by_hour(sensors) if row[1] >= TODAY]
     stream.until(lambda: view.exists and [row for row in sensors.hours() if row[1] >= TODAY] == today)
