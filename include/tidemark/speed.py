@@ -564,7 +564,8 @@ class Stream:
         """Have Spark plan its newest batch once more where the ledger has lost it; every other table knows it already, or gets it
         with that.
 
-        So it is when the newest entry of its Delta log was damaged and moved away. Raises `SpeedError` where more is lost.
+        So it is when the newest entry of its Delta log was damaged and moved away. Raises `SpeedError` where more is lost: a new
+        generation enters what the logs have, and reads the rest again.
         """
         done, entered = self.checkpoint.newest("commits"), self.ledger.appended(self.name)
         entered = -1 if entered is None else entered
@@ -572,8 +573,8 @@ class Stream:
             return
         if entered < seq - 1:
             raise SpeedError(
-                f"the ledger lacks more than the newest batch of stream {self.name}, {seq}. Put {self.ledger.path} back from a "
-                f"copy of the lake, or {self.afresh}"
+                f"the ledger lacks more than the newest batch of stream {self.name}, {seq}: put {self.ledger.path} back from a "
+                f"copy of the lake, or {self.repair}"
             )
         planned = self.checkpoint.newest("offsets") or done
         if planned > done:  # Spark would go on with what it planned last, and never come back to this batch

@@ -346,6 +346,27 @@ def test_log_that_lacks_two_batches_gets_them_from_kafka_again(shop: Shop, run, 
     check_everything(shop, spark)
 
 
+@pytest.mark.long
+def test_ledger_that_lacks_two_batches_is_refused_with_what_enters_them_again(shop: Shop, run, spark: SparkSession) -> None:
+    ledger, sent = shop.tables()["ledger"], 0
+    stream = run(shop.settings, {"topic": shop.topic})
+    while sent < 2 or names_its_batch(ledger, 1):
+        shop.send()
+        stream.until(shop.whole)
+        sent += 1
+    stream.kill()
+    batches_away(ledger, 2)
+    shop.send()
+    stream = run(shop.settings, {"topic": shop.topic})
+    stream.ends(1)
+    assert "the ledger lacks more than the newest batch of stream main" in stream.said
+    assert stream.said.endswith("with: tidemark speed --stream main --recover\n")
+    stream = run(shop.settings, {"topic": shop.topic}, recover=True)
+    stream.until(shop.whole)
+    stream.drains()
+    check_everything(shop, spark)
+
+
 def check_returns(shop: Shop, spark: SparkSession) -> None:
     """The quiet topic's log holds what was sent to it, once, and its rollup has every one of them."""
     check_log_and_ledger(shop, shop.quiet)
