@@ -572,6 +572,15 @@ def test_status_of_nothing_is_an_answer(run, port):
     )
 
 
+def test_status_tells_of_a_variable_that_would_be_a_setting_and_is_none(run, environment, monkeypatch):
+    monkeypatch.setenv("TIDEMARK_BROKER", "10.0.0.1:9092")
+    found = run("status")
+    assert (found.exit_code, found.stderr) == (
+        0,
+        "tidemark: TIDEMARK_BROKER: there is no such setting; .env.example has them all\n",
+    )
+
+
 def test_status_names_the_newest_run_also_where_it_has_no_days(run, config):
     lake.save(config, lake.Run("rejects-1", "done", [], "", str(NOON), "0", {}, kind="rejects"))
     assert "newest run\trejects-1, done\n" in run("status").stdout

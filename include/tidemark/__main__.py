@@ -372,6 +372,7 @@ def up(
     `tidemark down` ends it all.
     """
     config, steps = settings(), Steps()
+    tell_unknown_settings()
     asks = airflow and config.notify_connections  # the notifier asks Airflow's database, which may come up with Airflow
     bring_up(config, steps, notifier=not asks)
     if airflow:
@@ -425,6 +426,15 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
             before, started = local.wanted(config, stream), begin_stream(config, stream)
             asked = f"; it was wanted stopped, by {before['by']}: {before['reason']}" if before["state"] == "stopped" else ""
             say((f"started, its log is {started.log}" if started else "runs already") + visible(asked))
+
+
+def tell_unknown_settings() -> None:
+    """Of variables that would be settings and are none: in `.env` they are refused, the environment may be others' too."""
+    from tidemark.settings import Settings
+
+    known = {f"TIDEMARK_{name.upper()}" for name in (*Settings.model_fields, "env_file", "failpoint")}
+    if unknown := sorted(name for name in os.environ if name.upper().startswith("TIDEMARK_") and name.upper() not in known):
+        typer.echo(f"tidemark: {', '.join(unknown)}: there is no such setting; .env.example has them all", err=True)
 
 
 def refuse_unknown_streams(config: Settings) -> None:
@@ -1290,6 +1300,7 @@ def watch(seconds: Annotated[float | None, typer.Option(min=0.1, help="End after
 def status(json_: AsJson = False) -> None:
     """Where things are and how they are: broker, streams, processes, the newest run."""
     found = whole_status(settings())
+    tell_unknown_settings()
     if json_:
         show(found)
         return
