@@ -675,7 +675,9 @@ def topic_id(description: TopicDescription) -> str:
 def refuse_missing(names: Iterable[str], found: Mapping[str, Any]) -> None:
     missing = [name for name in names if name not in found]
     if missing:
-        raise TopicMissing(f"Kafka has no topic {', '.join(missing)}; create it with `tidemark topics apply`")
+        raise TopicMissing(
+            f"Kafka has no topic {', '.join(missing)}; `tidemark topics apply` creates those that pipelines declare"
+        )
 
 
 @retry(retry=retry_if_exception(unsettled), stop=stop_after_delay(ANSWER), wait=wait_fixed(0.1), reraise=True)

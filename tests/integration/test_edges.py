@@ -379,7 +379,9 @@ def test_topic_deleted_under_a_running_stream_stops_it_by_name(house: Homes, run
     stream.until(lambda: talk.names() == ["a", "b", "c"] and talk.whole())
     talk.admin.delete_topics([talk.topic])[talk.topic].result()
     stream.ends(1)
-    assert stream.said.splitlines()[-1].endswith(f"Kafka has no topic {talk.topic}; create it with `tidemark topics apply`")
+    assert stream.said.splitlines()[-1].endswith(
+        f"Kafka has no topic {talk.topic}; `tidemark topics apply` creates those that pipelines declare"
+    )
 
 
 @pytest.mark.long

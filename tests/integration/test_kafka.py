@@ -147,7 +147,7 @@ def test_a_topic_that_is_deleted_while_it_is_listed_is_listed_as_not_created(
 
 
 def test_missing_topic_names_the_command_that_creates_it(broker: Settings, topic_name: str) -> None:
-    sentence = f"Kafka has no topic {topic_name}; create it with `tidemark topics apply`"
+    sentence = f"Kafka has no topic {topic_name}; `tidemark topics apply` creates those that pipelines declare"
     for call in (
         lambda: kafka.topic_ids(broker, [topic_name]),
         lambda: kafka.offsets(broker, [topic_name], "latest"),
