@@ -982,6 +982,22 @@ def test_a_damaged_plan_of_a_checkpoint_is_named(settings, damage):
         checkpoint.offsets(7)
 
 
+@pytest.mark.parametrize("damaged", ["metadata", "offsets/7", "commits/7"])
+@pytest.mark.parametrize("left", [b"", b"v1\n{}\n{"], ids=["empty", "cut"])
+def test_a_checkpoint_from_which_spark_would_not_go_on_is_named(settings, damaged, left):
+    checkpoint = lake.Checkpoint.of(settings, "main")
+    for name in ("metadata", "offsets/6", "offsets/7", "commits/6", "commits/7"):
+        file, said = checkpoint.path / name, b'v1\n{}\n{"clicks":{"0":1298}}'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(said)
+        file.with_name(f".{file.name}.crc").write_bytes(b"crc\0\0\0\2\0" + zlib.crc32(said).to_bytes(4, "big"))
+    (checkpoint.path / "commits" / "6").write_bytes(b"")  # which nobody reads any more
+    checkpoint.refuse_damaged()
+    (checkpoint.path / damaged).write_bytes(left)
+    with pytest.raises(LakeError, match=f"stream main: {checkpoint.path / damaged} of its checkpoint is damaged"):
+        checkpoint.refuse_damaged()
+
+
 def test_a_runs_record_is_read_as_it_was_written(settings):
     run = a_run(settings, "r1", 3, DAY, NEXT)
     assert lake.run_of(settings, "r1") == run

@@ -813,6 +813,16 @@ class Checkpoint:
         except (ValueError, IndexError) as error:
             raise LakeError(f"stream {self.stream}: {file} of its checkpoint is damaged ({error})") from None
 
+    def refuse_damaged(self) -> None:
+        """Raises `LakeError` where Spark would not go on from it: a power cut leaves what was written last empty or cut."""
+        planned, done = self.newest("offsets"), self.newest("commits")
+        if planned is not None:
+            self.offsets(planned)
+        for file in (self.path / "metadata", *([] if done is None else [self.path / "commits" / str(done)])):
+            content = file.read_bytes() if file.exists() else b"-"
+            if not content or not as_summed(content, file.with_name(f".{file.name}.crc")):
+                raise LakeError(f"stream {self.stream}: {file} of its checkpoint is damaged")
+
     def planned_at(self, number: int) -> datetime:
         return datetime.fromtimestamp((self.path / "offsets" / str(number)).stat().st_mtime, UTC)
 

@@ -593,8 +593,7 @@ class Stream:
         if not found:
             return {}
         try:
-            if (newest := self.checkpoint.newest("offsets")) is not None:
-                self.checkpoint.offsets(newest)
+            self.checkpoint.refuse_damaged()
             return self.read_upto(found)
         except lake.LakeError as error:
             if recover:
