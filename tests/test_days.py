@@ -1233,6 +1233,34 @@ def test_run_over_rejects_that_are_accepted_from_a_log_that_someone_optimized_is
     assert (found.path == mended.path, found.run) == ((True, None) if after else (False, run.id))
 
 
+#   yesterday at  00:30     12:00                by an event time of now that is an hour before the one of then
+@pytest.mark.parametrize(("hours", "refused"), [((0.5, 12), True), ((12,), False)], ids=["another day", "the same day"])
+def test_event_time_by_which_records_of_a_log_are_of_other_days_is_refused(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, hours: Sequence[float], refused: bool
+) -> None:
+    """A settling would look for them in the files of these days, and find them in neither."""
+    last = settle.yesterday(settings)
+    start = settle.period(settings, last)[0]
+    stream = speed.Stream(settings, LASTS, "main", settings.state / "main")
+    stream.spark = spark
+    stream.make_tables()
+    log = logged(settings, spark, PRICES, [(0, n, start + timedelta(hours=hour)) for n, hour in enumerate(hours)])
+    moved = replace(PRICES, event_time="at - INTERVAL 1 HOUR")
+    of = catalog([type("moved", (), {"prices": moved, "lasts": replace(lasts, reads={"prices": moved})})])
+    run = Run("r", "running", [str(last)], "test", NOW.isoformat(), "", {"main": Pin("main", 5, READ, "")})
+    run.chunks = [[str(last), str(last)]]
+    lake.save(settings, run)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    later = speed.Stream(settings, of, "main", settings.state / "main")
+    later.spark = spark
+    said = r"^topic prices: its event time is at - INTERVAL 1 HOUR, and .*/log/prices has its days by at: 1 of its records would"
+    for work in (lambda: settle.work(settings, of, run, print), later.make_tables):
+        with pytest.raises(lake.LakeError, match=said) if refused else nullcontext():
+            work()
+    assert log.told(lake.EVENT_TIME) == ("at" if refused else moved.event_time)
+    stream.make_tables()  # written back, it is taken
+
+
 UNLIKE = """
     SELECT day FROM {batch} FULL JOIN (SELECT day, count(*) AS rolled FROM lasts GROUP BY day) USING (day)
     WHERE hours IS DISTINCT FROM rolled"""

@@ -568,6 +568,11 @@ def schema_of(frame: DataFrame) -> StructType:
     return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in fields])
 
 
+def elsewhere(topic: Topic, log: DataFrame) -> int:
+    """How many accepted records of a log are by the topic's event time of another day than the one in which they stand."""
+    return log.where(F.col("reject").isNull() & ~functions.day(event_time(topic)).eqNullSafe(F.col("day"))).count()
+
+
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:
     """An absent topic: no rows, the accepted records' columns."""
     return accepted(topic, nothing(spark, log_schema(topic)))

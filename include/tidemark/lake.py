@@ -60,8 +60,9 @@ CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 3 hours",
     "delta.enableExpiredLogCleanup": "true",
 }
-# What a log's table tells of itself: whose records it holds, and the day before which all have expired, whatever `keep` is now.
-TOPIC_ID, EXPIRED_BEFORE = "tidemark.topicId", "tidemark.expiredBefore"
+# What a log's table tells of itself: whose records it holds, the day before which all have expired, whatever `keep` is now, and
+# the event time by which its records have their days.
+TOPIC_ID, EXPIRED_BEFORE, EVENT_TIME = "tidemark.topicId", "tidemark.expiredBefore", "tidemark.eventTime"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 # How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
@@ -297,6 +298,10 @@ class Table:
         """Have a log's table tell whose records it holds, for ever: their offsets are those of no other topic."""
         self.tell(TOPIC_ID, topic_id, lambda: self.topic_id is None)
 
+    def cut_by(self, event_time: str) -> None:
+        """Have a log's table tell by which event time its records have their days."""
+        self.tell(EVENT_TIME, event_time, lambda: self.told(EVENT_TIME) != event_time)
+
     def files(self) -> list[File]:
         """Every file of the newest version."""
         # Not through `pyarrow.table`, which imports pandas: a second of CPU for each task that publishes.
@@ -384,6 +389,22 @@ def refuse_other_zone(settings: Settings, topics: Iterable[Topic]) -> None:
                     f"or move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
                 )
             return
+
+
+def refuse_other_times(
+    spark: SparkSession, settings: Settings, topic: Topic, elsewhere: Callable[[Topic, DataFrame], int]
+) -> None:
+    """Raises `LakeError` where records of a topic's log are of other days by the event time that it has now: they would be looked
+    for in the files of these, and be missing from both. `elsewhere` counts them, where the event time is another."""
+    log = table(settings, topic)
+    was = log.told(EVENT_TIME)
+    if was and was != topic.event_time and (count := elsewhere(topic, read(spark, log))):
+        raise LakeError(
+            f"topic {topic.name}: its event time is {topic.event_time}, and {log.path} has its days by {was}: {count:,} of its "
+            f"records would be looked for in files of other days, and be in no table. Write it back: a view can go by another "
+            f"time of an event, with a lookback or lookahead of as much as the two differ. Or give the topic another name, or "
+            f"move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
+        )
 
 
 def ledger(settings: Settings) -> Table:

@@ -381,6 +381,9 @@ class Stream:
             table = lake.table(self.settings, declared)
             table.create(schema, comment(declared))
             self.tables[declared.name] = table
+        for topic in self.mine.topics.values():
+            lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
+            self.tables[topic.name].cut_by(topic.event_time)
         self.ledger.create(
             fold.schema_of(fold.nothing(self.spark, LEDGER)),
             "Every micro-batch of every stream: offsets, records, rejects.",
