@@ -819,6 +819,40 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
     assert settle.missed(settings, CLOSES) == []  # before the first publication nothing is
 
 
+OUT = {"moves": {"published": "so"}}
+
+
+#   days ago    9 8 7 6 5 4 3 2 1      both views are published: 9, 8, 3, 2, 1; 7 to 4 were taken without `closes`
+@pytest.mark.parametrize(
+    ("before", "runs", "missed"),
+    [
+        (WHOLE | OUT, [([7, 6, 5, 4], OUT, [])], [7, 6, 5, 4]),
+        (WHOLE | OUT, [([7, 6, 5, 4], OUT, []), ([6, 5], WHOLE, ["closes"])], [7, 4]),
+        (WHOLE | OUT, [([7, 6, 5, 4], OUT, []), ([7, 6, 5, 4], HALF, [])], []),
+        (WHOLE | OUT, [([7, 6, 5, 4], {}, [])], []),  # a run that failed, which was told
+        (OUT, [([7, 6, 5, 4], OUT, [])], []),  # it is new
+    ],
+    ids=["taken out", "settled by hand since", "held back since", "failed", "new"],
+)
+def test_night_that_was_taken_without_a_table_which_was_published_before_is_missed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], runs: Sequence[Any], missed: list[int]
+) -> None:
+    """Its pipeline was taken out, or the table had another name: nothing else would ever settle its days."""
+    ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(10)}
+    files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
+    at = (NOW - timedelta(days=2)).isoformat()
+    known = [Run("settle-0", "published", [str(ago[9]), str(ago[8])], "", at, "", {}, before, at)]
+    for n, (days, tables, only) in enumerate([*runs, ([3, 2, 1], WHOLE | OUT, [])], 1):
+        state = "published" if tables else "failed"
+        known.append(Run(f"settle-{n}", state, [str(ago[d]) for d in days], "", at, "", {}, tables, at, only=only))
+    monkeypatch.setattr(lake, "runs", lambda _: known)
+    assert settle.missed(settings, CLOSES) == [ago[n] for n in missed]
+
+
 #   fees are kept for 30 days: of the 31st day ago there are none; a day's trends look at two days more
 FEES = Topic("fees", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at", keep="30 days")
 

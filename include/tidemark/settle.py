@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -754,16 +754,26 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
-    was away at night. What lies before the first is left to a person, as are days so old that the records of their runs have
-    expired, and what a log no longer holds as it is."""
+    was away at night. Those too that runs have taken without a table which was published before and has rows of them: its
+    pipeline was taken out meanwhile, or it had another name. What lies before the first is left to a person, as are days so old
+    that the records of their runs have expired, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
-    whole = [run for run in runs if not run.only and run.visible]
-    first = min((date.fromisoformat(d) for run in whole for d in run.days), default=date.max)
-    taken = {date.fromisoformat(d) for run in runs if takes(settings, catalog, run) for d in run.days}
-    held = {*days_held(settings, catalog, catalog.derived)}
+    whole, taking = [run for run in runs if not run.only and run.visible], [run for run in runs if takes(settings, catalog, run)]
+    newest, taken = newest_runs(catalog, runs), days_of(taking)
+    first = min(days_of(whole), default=date.max)
+    found = {d for d in {*days_held(settings, catalog, catalog.derived)} - taken if d > first}
+    for declared in catalog.derived:
+        begun = min(days_of(r for r in whole if r.tables.get(declared.name, {}).get("published")), default=date.max)
+        mine = days_of(r for r in taking if not r.tables or declared.name in r.tables) | newest[declared.name].keys()
+        if without := {d for d in taken - mine if d > begun}:
+            found |= without & {*days_held(settings, catalog, [declared])}
     since, _ = held_from(settings, catalog, catalog.names)
     told = (datetime.now(UTC) - duration(settings.keep_records)).astimezone(settings.tz).date()
-    return sorted(d for d in held - taken if first < d < yesterday(settings) and d >= max(since, told))
+    return sorted(d for d in found if max(since, told) <= d < yesterday(settings))
+
+
+def days_of(runs: Iterable[Run]) -> set[date]:
+    return {date.fromisoformat(d) for run in runs for d in run.days}
 
 
 def takes(settings: Settings, catalog: Catalog, run: Run) -> bool:
