@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -151,6 +152,27 @@ def test_a_column_that_is_lost_renamed_or_retyped_is_refused_with_the_ways_out(t
     with pytest.raises(LakeError, match=sentence + r".*Write it back as it was, or give .* a new name \(panes_v2\)"):
         table.create(other)
     assert numbers(table) == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "time", "said"),
+    [
+        (("pane", "page"), "pane", None),
+        (("page", "pane", "more"), "pane", "the code says key more, page, pane, time pane"),  # old rows are of no `more`
+        (("pane",), "pane", "the code says key pane, time pane"),
+        (("page", "pane", "day"), "day", "the code says key day, page, pane, time day"),
+    ],
+    ids=["another order", "a column more", "a column less", "another time"],
+)
+def test_rows_by_another_key_or_time_are_refused_with_the_ways_out(settings, key, time, said):
+    own = Table(settings.lake_path, "rollups/panes", "pane")
+    own.create(SCHEMA, key=("page", "pane"))
+    later, gained = Table(settings.lake_path, "rollups/panes", time), StructField("more", StringType())
+    wanted = StructType([*SCHEMA.fields, *([gained] if "more" in key else [])])
+    refused = rf"its rows are by key page, pane, time pane, {said}.* a new name \(panes_v2\)"
+    with pytest.raises(LakeError, match=refused) if said else nullcontext():
+        later.create(wanted, key=key)
+    assert own.told(lake.ROW_OF) == "key page, pane, time pane" and len(own.delta().schema().fields) == len(SCHEMA.fields)
 
 
 def test_a_column_that_is_gained_is_null_in_old_rows_and_readers_go_on(table, spark):

@@ -61,8 +61,9 @@ CONFIGURATION = {
     "delta.enableExpiredLogCleanup": "true",
 }
 # What a log's table tells of itself: whose records it holds, the day before which all have expired, whatever `keep` is now, and
-# the event time by which its records have their days.
+# the event time by which its records have their days. And that of a rollup or view: what a row of it is of.
 TOPIC_ID, EXPIRED_BEFORE, EVENT_TIME = "tidemark.topicId", "tidemark.expiredBefore", "tidemark.eventTime"
+ROW_OF = "tidemark.rowOf"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
 # How long VACUUM spares a file that no version names: one that is being written, and one that is staged for a decision.
@@ -230,14 +231,16 @@ class Table:
             finally:
                 self._still = False
 
-    def create(self, schema: StructType, comment: str = "") -> None:
+    def create(self, schema: StructType, comment: str = "", key: Sequence[str] = ()) -> None:
         """Make the table, partitioned by `day`, unless it is there; columns that the code has gained are added to it.
 
-        Old rows have null there. Raises `LakeError` for a column that the code has lost, renamed or retyped.
+        Old rows have null there. Raises `LakeError` for a column that the code has lost, renamed or retyped, and for another
+        `key` or time than the table's rows are by, in whatever order: rows of both would stand side by side, some twice.
         """
         from deltalake import DeltaTable, Schema
 
         wanted = Schema.from_json(schema.json())
+        row_of = {ROW_OF: f"key {', '.join(sorted(key))}, time {self.time}"} if key else {}
         made: dict[str, Any] = {"partition_by": ["day"], "configuration": CONFIGURATION, "description": comment or None}
         # Streams and runs that start at once on a new lake, or on changed code, all come here: whoever is second looks again.
         for attempt in anew():
@@ -245,9 +248,9 @@ class Table:
                 if not self.exists:
                     DeltaTable.create(self.path, wanted, mode="ignore", **made)
                 with self.still() as delta:
-                    self.widen(delta, wanted)
+                    self.widen(delta, wanted, row_of)
 
-    def widen(self, delta: DeltaTable, wanted: Schema) -> None:
+    def widen(self, delta: DeltaTable, wanted: Schema, row_of: Mapping[str, str]) -> None:
         """Give the table the columns that it lacks and the comments that differ; `create` says what is refused."""
         found = {f.name: f for f in delta.schema().fields}
         declared = {f.name: f for f in wanted.fields}
@@ -257,13 +260,16 @@ class Table:
             for n, f in found.items()
             if n in declared and kind(f) != kind(declared[n])
         ]
-        if lost or retyped:
+        was = {n: (delta.metadata().configuration or {}).get(n) for n in row_of}
+        rekeyed = [f"its rows are by {was[n]}, the code says {of}" for n, of in row_of.items() if was[n] and was[n] != of]
+        if lost or retyped or rekeyed:
             gained = ", ".join(sorted(declared.keys() - found.keys()))
             also = f" (the code has gained {gained}; a column that is renamed is one lost and one gained)" if gained else ""
+            wrong = "; ".join([*lost, *retyped, *rekeyed])
             raise LakeError(
-                f"table {self.name}: {'; '.join([*lost, *retyped])}{also}. Columns can only be added. Write it back as it "
-                f"was, or give the changed definition a new name ({self.name.split('/')[-1]}_v2), replay it, move its "
-                f"readers and delete {self.path}"
+                f"table {self.name}: {wrong}{also}. Columns can only be added; key and time stay. Write it back as it was, or "
+                f"give the changed definition a new name ({self.name.split('/')[-1]}_v2), replay it, move its readers and delete "
+                f"{self.path}"
             )
         for name, field_ in found.items():
             if (comment_ := declared[name].metadata.get("comment")) and field_.metadata.get("comment") != comment_:
@@ -272,6 +278,9 @@ class Table:
             delta.alter.add_columns(fresh)
             self._delta = None
             log.info("columns added; old rows have null there", table=self.name, columns=[f.name for f in fresh])
+        if was != row_of:  # a new one, which delta-rs makes with properties of Delta's own alone, or one of the version before
+            delta.alter.set_table_properties(dict(row_of), raise_if_not_exists=False)
+            self._delta = None
 
     @property
     def topic_id(self) -> str | None:

@@ -1018,7 +1018,7 @@ class Settling:
             if isinstance(schema, Exception):
                 self.fail(declared, schema)
             else:
-                self.outer[declared.name].create(schema, comment(declared))
+                self.outer[declared.name].create(schema, comment(declared), () if isinstance(declared, Topic) else declared.key)
         for topic in (t for t in self.catalog.topics.values() if t.name in self.needed - self.failed.keys()):
             lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
         if self.run.kind == "replay":

@@ -379,7 +379,7 @@ class Stream:
                 self.aside(declared, schema)
                 continue
             table = lake.table(self.settings, declared)
-            table.create(schema, comment(declared))
+            table.create(schema, comment(declared), () if isinstance(declared, Topic) else declared.key)
             self.tables[declared.name] = table
         for topic in self.mine.topics.values():
             lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
