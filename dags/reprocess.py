@@ -166,7 +166,7 @@ def reprocess() -> None:
                 "approve was marked a success, and nobody has answered Publish. Clear approve, and it asks again; "
                 f"or publish it by: tidemark publish {run}"
             )
-        done = settle.publish(SETTINGS, CATALOG, run)
+        done = settle.publish(SETTINGS, CATALOG, run, again=False)
         if held := [f"{p.table}: {'; '.join(p.blocked)}" for p in done if p.blocked]:
             raise ValueError(f"published, but for {' | '.join(held)}")
 

@@ -464,6 +464,18 @@ def test_a_replay_is_published_but_for_what_a_check_holds_back_and_says_so(setti
     assert [(one["what"], one["title"]) for one in told(settings)] == [("run_failed", "reprocess: publish failed")]
 
 
+@pytest.mark.long
+def test_a_replay_that_was_rolled_back_meanwhile_stays_so_when_its_publication_is_tried_again(settings: Settings) -> None:
+    run = recorded(settings, REPLAY, "replay")
+    compare.keep(settings, run, [])
+    run.state, run.note = "rolled back", "a mistake"
+    lake.save(settings, run)
+    ended = Ended(settings, ("reprocess", FORM | {"answer": "Publish"}, "replay"))
+    assert ended.runs[0]["tasks"]["publish"] == "failed", ended.log[-4000:]
+    assert published(settings) == set()
+    assert f"run {REPLAY} was rolled back (a mistake); to publish it all the same: tidemark publish {REPLAY}" in ended.log
+
+
 def test_an_approval_that_is_marked_a_success_publishes_and_drops_nothing(settings: Settings) -> None:
     run = recorded(settings, REPLAY, "replay")
     compare.keep(settings, run, [])

@@ -1616,7 +1616,7 @@ def publish(
     what they read are published, the others left for another call. `over` names failed checks that a person takes upon
     themselves, for a `reason`: a table all of whose failed checks are named is published, and its record and history say
     so. Publishing twice does nothing; after a kill, publishing again finishes; two at once take turns, and with a roll-back.
-    Without `again` a run that was rolled back stays so: a night does not undo what a person has done.
+    Without `again` a run that was rolled back stays so: a task that is tried again does not undo what a person has done.
     Raises `KeyError` for an unknown run, `SettleError` for one that is not staged, for a replay whose code was changed since, and
     where what `over` names publishes nothing, `LakeError` when a day was published with a greater pin meanwhile, or with the same
     by a run that was begun later.
