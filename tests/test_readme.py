@@ -122,8 +122,8 @@ ANSWER = [(DAY, "/b", 90, 9), (DAY, "/a", 70, 7), (DAY, "/c", 50, 5), (DAY, "/d"
 
 @pytest.fixture(scope="module")
 def folder(spark, tmp_path_factory) -> Iterator[Path]:
-    """A folder whose lake has a settled day over live rows that it replaced, and a day that is live still."""
-    folder = tmp_path_factory.mktemp("reader")
+    """A folder with a space in its path, whose lake has a settled day over live rows that it replaced, and a day that is live."""
+    folder = tmp_path_factory.mktemp("a reader")
     config = Settings(_env_file=None, home=folder / ".tidemark")
     view = CATALOG.views["daily_traffic"]
     schema = next(schema for declared, schema in fold.schemas(spark, CATALOG) if declared is view)
