@@ -537,7 +537,7 @@ def test_a_table_that_cannot_be_read_costs_its_part_and_no_other(settings):
     for file, content in held.items():
         file.write_bytes(content)
     page = report(settings, CATALOG, DAY + timedelta(days=2))
-    assert says(page, "Restated days") == "No day that a report has shown has changed since."
+    assert says(page, "Restated days") == UNCHANGED
 
 
 # ------------------------------------------------------------------------------------------------------ the other parts
@@ -802,10 +802,23 @@ def test_stream_that_starts_is_silent_after_two_minutes(settings, seconds, state
 # ------------------------------------------------------------------------------------------------- memory and writing
 
 
+UNCHANGED = "No day that the report of an earlier day has shown has changed since."
+
+
+def test_a_day_that_is_published_again_under_its_own_report_is_told_by_the_next_day_s(settings):
+    publish(settings, "first", {BEFORE: {"/": [30]}})
+    report(settings, CATALOG, BEFORE)
+    publish(settings, "second", {BEFORE: {"/": [40]}}, 1, reason="late events")
+    assert says(report(settings, CATALOG, BEFORE), "Restated days") == UNCHANGED
+    told = [[str(BEFORE), "30", "40", "15", "20", "–", "second", "late events"]]
+    assert rows(report(settings, CATALOG, DAY), "Restated days") == told
+    assert rows(report(settings, CATALOG, DAY), "Restated days") == told
+    assert says(report(settings, CATALOG, DAY + timedelta(days=1)), "Restated days") == UNCHANGED
+
+
 def test_days_published_again_are_shown_old_and_new_until_the_next_report(settings):
     publish(settings, "first", {WEEK: {"/": [100]}, BEFORE: {"/": [30]}})
-    none = "No day that a report has shown has changed since."
-    assert says(report(settings, CATALOG, BEFORE), "Restated days") == none
+    assert says(report(settings, CATALOG, BEFORE), "Restated days") == UNCHANGED
 
     publish(settings, "second", {WEEK: {"/": [110]}, DAY: {"/": [50]}}, 1, reason="late events")
     compared(settings, "second", {"table": "daily_traffic", "day": str(WEEK), "changed": 4, "missing": 1})
@@ -816,9 +829,9 @@ def test_days_published_again_are_shown_old_and_new_until_the_next_report(settin
 
     # Written again, also for a day before, it says the same; the next day's does not say it again.
     assert rows(report(settings, CATALOG, DAY), "Restated days") == restated
-    assert says(report(settings, CATALOG, BEFORE), "Restated days") == none
+    assert says(report(settings, CATALOG, BEFORE), "Restated days") == UNCHANGED
     assert rows(report(settings, CATALOG, DAY), "Restated days") == restated
-    assert says(report(settings, CATALOG, DAY + timedelta(days=1)), "Restated days") == none
+    assert says(report(settings, CATALOG, DAY + timedelta(days=1)), "Restated days") == UNCHANGED
 
     # A publication that was taken back is a change too.
     run = lake.run_of(settings, "second")
@@ -869,7 +882,7 @@ def test_a_day_of_whose_run_the_record_has_expired_has_not_changed(settings):
     publish(settings, "first", {WEEK: {"/": [100]}})
     report(settings, CATALOG, BEFORE)
     (settings.lake_path / "runs/first.json").unlink()  # what upkeep does after `keep_records`
-    assert says(report(settings, CATALOG, DAY), "Restated days") == "No day that a report has shown has changed since."
+    assert says(report(settings, CATALOG, DAY), "Restated days") == UNCHANGED
 
 
 def test_written_twice_it_is_the_same(settings):

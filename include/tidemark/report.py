@@ -636,8 +636,9 @@ def restated(
     them since, each with what it changed; and what to remember.
 
     The memory is `{"last": the newest day reported, "days": {day: [{report, run, at, numbers}, …]}}`, of each day what the newest
-    report saw and what one before it did: the report of one day, written again, is held against the same. `at` is when the run
-    had published last: it may publish a table that was held back later. A report of a day before the last changes nothing in it.
+    report saw and what one before it did: the report of one day, written again, is held against the same. Of its own day it
+    keeps what its first writing saw, which the next day's is held against. `at` is when the run had published last: it may
+    publish a table that was held back later. A report of a day before the last changes nothing in it.
     """
     from tidemark import compare
 
@@ -681,12 +682,14 @@ def restated(
         oldest = str(day - duration(settings.keep_records))
         for d in sorted({*seen, *kept}):
             entries, new = kept.get(d, []), seen.get(d, nothing)
+            if d == str(day):  # what its first writing saw: no report has told yet what a later one saw
+                new = next((e for e in memory.get("days", {}).get(d, []) if e["report"] == d), new)
             if not entries or any(entries[-1].get(name) != new[name] for name in nothing):
                 entries = [*entries, {"report": str(day), **new}]
             kept[d] = entries[-2:]
         memory = {"last": str(day), "days": {d: entries for d, entries in sorted(kept.items()) if d >= oldest}}
     heads = [head for m in measures for head in (f"{m} were", f"{m} are")] + ["rows changed"]
-    says = "No day that a report has shown has changed since."
+    says = "No day that the report of an earlier day has shown has changed since."
     if rows:
         says = f"{many(len(rows), 'day')} changed since a report has shown them: published again, taken back, or changed by hand."
     tables = [Table(("day", *heads, "by run", "reason"), rows, heads)] if rows else []
