@@ -168,7 +168,7 @@ def reprocess() -> None:
             )
         done = settle.publish(SETTINGS, CATALOG, run, again=False)
         if held := [f"{p.table}: {'; '.join(p.blocked)}" for p in done if p.blocked]:
-            raise ValueError(f"published, but for {' | '.join(held)}")
+            raise AirflowFailException(f"published, but for {' | '.join(held)}")  # another try would find the same
 
     @task(retries=1)
     def drop(run: str, ti: Any) -> None:

@@ -476,6 +476,16 @@ def test_a_replay_that_was_rolled_back_meanwhile_stays_so_when_its_publication_i
     assert f"run {REPLAY} was rolled back (a mistake); to publish it all the same: tidemark publish {REPLAY}" in ended.log
 
 
+def test_a_replay_that_a_check_holds_back_is_not_tried_again(settings: Settings, task: Callable[[str, str], Any]) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    recorded(settings, REPLAY, "replay", "site_hourly_traffic")
+    answered = SimpleNamespace(xcom_pull=lambda branch, key: {"followed": ["publish"]})
+    with pytest.raises(AirflowFailException, match=r"^published, but for site_hourly_traffic: "):
+        task("reprocess", "publish")(REPLAY, answered)
+    assert published(settings) == set(STAGED) - {"site_hourly_traffic"}
+
+
 def test_an_approval_that_is_marked_a_success_publishes_and_drops_nothing(settings: Settings) -> None:
     run = recorded(settings, REPLAY, "replay")
     compare.keep(settings, run, [])
