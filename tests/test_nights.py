@@ -90,7 +90,7 @@ def recorded(settings: Settings, name: str, kind: str, failed: str | None = None
     run = Run(name, "staged", [str(day) for day in days], kind, now, "0", pins, kind=kind)
     for table in STAGED:
         stage(lake.table(settings, CATALOG[table]), name, days)
-        said: dict[str, Any] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": 1}
+        said: dict[str, Any] = {"gate": "passed", "reasons": [], "warnings": [], "checks": 3, "rows": len(days)}
         if table == failed:
             said |= {"gate": "failed", "reasons": [f'{table}: "{CHECK}" failed on 12 rows'], "failed": [CHECK]}
         run.tables[table] = said

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import DateType, StructField, StructType
 
 from tidemark import fold, lake, settle, speed
@@ -512,6 +512,25 @@ def test_roll_back_of_which_one_table_cannot_go_back_takes_none_back(lived):
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "published")
 
 
+@pytest.mark.parametrize("left", ["", "{cut"])
+def test_what_was_staged_and_has_lost_an_entry_of_its_log_is_not_published_and_empties_no_day(lived, left):
+    run, view_ = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.table(lived, hours)
+    own, seen = lake.staged_table(view_, run.id), read(lived)
+    shutil.rmtree(own.path)
+    DeltaTable.create(own.path, view_.delta().schema(), partition_by=["day"], configuration=lake.STAGED)
+    lake.append(own, lake.Batch(run.id, 0, 0), lake.write_arrow(own, "chunk-0", rows({30: YESTERDAY})))
+    entry = own.entry(1)
+    entry.write_text(left)
+    with pytest.raises(lake.LakeError, match=rf"{entry} is damaged .* or settle the days again$"):
+        settle.publish(lived, CATALOG, run.id)
+    entry.unlink()
+    with pytest.raises(
+        lake.LakeError, match="night-1 staged 1 rows of table views/hours, and 0 are there; settle the days again"
+    ):
+        settle.publish(lived, CATALOG, run.id)
+    assert read(lived) == seen
+
+
 @pytest.mark.parametrize("lost", ["what was staged of the view", "the view"])
 def test_publication_of_which_one_table_is_refused_changes_none_and_its_run_can_be_dropped(lived, lost):
     run, view_ = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.table(lived, hours)
@@ -530,6 +549,8 @@ def test_roll_back_of_a_run_before_one_whose_record_was_moved_away_says_to_settl
     later, view_ = staged(lived, "night-2", "settle", 4, (YESTERDAY,), 40), lake.table(lived, hours)
     shutil.rmtree(lake.staging(view_, later.id))  # of the view no file tells of it: its day turned out empty
     write_deltalake(lake.staging(view_, later.id), rows({}), partition_by=["day"])
+    later.tables["hours"]["rows"] = 0
+    lake.save(lived, later)
     settle.publish(lived, CATALOG, later.id)
     (lived.lake_path / "runs" / f"{later.id}.json").unlink()
     seen = read(lived)

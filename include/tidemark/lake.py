@@ -210,12 +210,15 @@ class Table:
     def damage(self, entry: Path | None, why: object) -> str:
         """What is broken, and the way out: what is folded from a log comes again from there."""
         what = f"table {self.name}: {f'its log entry {entry}' if entry else f'the Delta log of {self.path}'} is damaged"
-        newest = entry == max((self.path / "_delta_log").glob("*.json"), default=None)  # no other is folded, were one away
-        again = "; without one move it away, start the stream, and settle again what was published since"
-        way_out = (
-            again if newest and self.name.startswith(("rollups/", "views/")) else "; docs/operating.md, Damaged files, has more"
-        )
-        return f"{what} ({str(why).splitlines()[0]}). Put it back from a copy of the lake{way_out}"
+        copy = f"{what} ({str(why).splitlines()[0]}). Put it back from a copy of the lake"
+        if not self.name.startswith(("rollups/", "views/")):
+            return f"{copy}; docs/operating.md, Damaged files, has more"
+        if RUN.match(f"{self.name.split('/', 2)[-1]}/"):  # of less than was staged a day would be published
+            return f"{copy}, or settle the days again"
+        if entry == max((self.path / "_delta_log").glob("*.json"), default=None):
+            return f"{copy}; without one move it away, start the stream, and settle again what was published since"
+        name = self.name.split("/")[-1]
+        return f"{copy}; without one move {self.path} away, start the stream, then: tidemark replay --only {name}"
 
     @contextmanager
     def still(self) -> Iterator[DeltaTable]:
@@ -1306,6 +1309,7 @@ def staged(table: Table, run: str) -> list[Any]:
     root, own = staging(table, run), staged_table(table, run)
     if not own.exists:
         raise LakeError(f"what run {run} staged of table {table.name} is gone; settle the days again")
+    kept = {f.path for f in own.files()}  # first: a damaged entry is named
     for entry in sorted((root / "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():
             action = json.loads(line)
@@ -1321,7 +1325,6 @@ def staged(table: Table, run: str) -> list[Any]:
                 )
             elif "remove" in action:
                 adds.pop(action["remove"]["path"], None)
-    kept = {f.path for f in own.files()}
     if kept != set(map(unquote, adds)):
         raise LakeError(
             f"run {run} staged {len(kept)} files of table {table.name}, of which its log names {len(adds)}; settle the days again"
@@ -1330,6 +1333,15 @@ def staged(table: Table, run: str) -> list[Any]:
     if missing:
         raise LakeError(f"run {run}: staged file {root / missing[0]} of table {table.name} is gone; settle the days again")
     return list(adds.values())
+
+
+def staged_whole(table: Table, run: Run) -> list[Any]:
+    """`staged`, of all rows that were judged: a Delta log of which somebody has moved the newest entry away tells of fewer."""
+    adds, rows = staged(table, run.id), run.tables.get(table.name.split("/")[-1], {}).get("rows")
+    there = sum(json.loads(add.stats).get("numRecords", 0) for add in adds)
+    if rows is not None and rows != there:
+        raise LakeError(f"run {run.id} staged {rows} rows of table {table.name}, and {there} are there; settle the days again")
+    return adds
 
 
 def replaced_by_now(
@@ -1399,7 +1411,7 @@ def publish(
     Raises `LakeError` when a day was published with a greater pin, or with the same by a run that was begun later, or a file
     cannot be told to lie before the pin.
     """
-    adds, note, known = staged(table, run.id), replaced_note(settings, run.id, table), runs(settings)
+    adds, note, known = staged_whole(table, run), replaced_note(settings, run.id, table), runs(settings)
     days, streams = set(days), set(streams)
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:

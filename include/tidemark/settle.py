@@ -1677,7 +1677,7 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
     for declared in chosen:  # what is refused of one table leaves all as they are
         if not run.held_back(declared.name) and not run.tables[declared.name].get("published"):
             table = lake.table(settings, declared)
-            adds, writers = lake.staged(table, run.id), writers_of(table, declared, run)
+            adds, writers = lake.staged_whole(table, run), writers_of(table, declared, run)
             lake.replaced_by_now(table, run, adds, run.days_of(declared), writers, isinstance(declared, View), known)
     done = []
     for declared in chosen:
