@@ -626,8 +626,12 @@ class Stream:
         entered = {(r["topic"], str(r["partition"])): (r["until"], r["stream"]) for r in told}
         for stream, topics in theirs.items():
             planned, committed = (checkpoints[stream].newest(kind) for kind in ("offsets", "commits"))
-            until = checkpoints[stream].offsets(planned) if planned is not None else {}
-            whole = checkpoints[stream].offsets(committed) if committed is not None else {}
+            try:
+                until = checkpoints[stream].offsets(planned) if planned is not None else {}
+                whole = checkpoints[stream].offsets(committed) if committed is not None else {}
+            except lake.LakeError as error:
+                again = lake.started(self.catalog, stream, reading[stream], "--recover")
+                raise SpeedError(f"{error}; start that one and drain it: {again}. Then start this one again") from None
             # Nothing is entered of a partition that retention has emptied, which begins beyond zero, nor of one that has been
             # quiet for longer than the ledger is kept.
             at = checkpoints[stream].identity

@@ -139,6 +139,13 @@ def test_topic_of_which_retention_has_emptied_a_partition_changes_its_stream(set
         again = "ended inside a batch.* drain it: tidemark speed --stream main --only one[.] Then"
         with pytest.raises(speed.SpeedError, match=again) if refused else nullcontext():
             stream.taken_over(None, {})
+    # Of one whose checkpoint is damaged nobody knows how far it was: its own new generation does.
+    (checkpoint / "offsets" / "1").write_bytes(b"")
+    with pytest.raises(
+        speed.SpeedError, match=r"is damaged .*drain it: tidemark speed --stream main --only one --recover[.] Then"
+    ):
+        stream.taken_over(None, {})
+    (checkpoint / "offsets" / "1").unlink()
     # What it has committed it has entered, though the ledger has let the rows of a quiet partition expire since.
     (checkpoint / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
     assert stream.taken_over(None, {}) == (False, {})
