@@ -113,7 +113,7 @@ def of_the_version_before(settings: Settings) -> None:
     said = json.loads(identity.read_text())
     del said["taken"]
     identity.write_text(json.dumps(said))
-    for name in ("views.json", "code.json"):
+    for name in ("views.json", "versions.json", "code.json"):
         (settings.state / "main" / name).unlink(missing_ok=True)
     (settings.state / fold.REMEMBERED).unlink(missing_ok=True)
 
