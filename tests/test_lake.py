@@ -1562,11 +1562,11 @@ def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(se
 
     own = catalog([])
     run = a_run(settings, "r1", 0)
-    run.tables["panes"] = {"published": "now"}
+    run.published, run.tables["panes"] = "now", {"published": "now"}
     lake.save(settings, run)
     with pytest.raises(LakeError, match="run r1 is published; take it back first: tidemark rollback r1"):
         lake.drop(settings, own, run)
-    run.tables["panes"] = {}
+    run.published = None  # it was taken back, but for a table that no pipeline declares any more
     lake.save(settings, run)
     at_work = pytest.raises(LakeError, match=r"run r1 is being worked on; end that first \(Ctrl-C\), then: tidemark drop r1")
     with Lease(settings.lake_path / "runs" / ".r1.lease"), at_work:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import DateType, StructField, StructType
+from structlog.testing import capture_logs
 
 from tidemark import fold, lake, settle, speed
 from tidemark.model import Catalog, Topic, rollup, view
@@ -336,16 +337,32 @@ def test_person_s_word_over_a_failed_check_of_a_topic_stays_in_force_once_what_r
     assert [p.blocked for p in settle.publish(lived, CATALOG, run.id)] == [(), ()]
 
 
-def test_person_s_word_that_is_refused_leaves_the_one_of_a_publication_that_was_taken_back(lived):
-    run = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK)
+def test_person_s_word_is_for_one_publication_and_has_to_be_said_again_once_that_is_taken_back(lived):
+    run, seen = failed(lived, staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), CHECK), read(lived)
     settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="it was a holiday")
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert [(p.table, bool(p.blocked)) for p in settle.publish(lived, CATALOG, run.id)] == [("minutes", False), ("hours", True)]
+    assert read(lived)["hours"] == seen["hours"]
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     settle.publish(lived, CATALOG, staged(lived, "night-2", "settle", 5, (YESTERDAY,), 40).id)
     before = lake.run_of(lived, run.id).tables
     with pytest.raises(lake.LakeError, match="was published by run night-2"):
         settle.publish(lived, CATALOG, run.id, over=[CHECK], reason="another")
     assert lake.run_of(lived, run.id).tables == before
-    assert before["hours"]["forced"] == {"checks": [CHECK], "reason": "it was a holiday"}
+    assert not any("forced" in said for said in before.values())
+
+
+def test_run_is_taken_back_and_dropped_without_a_table_that_is_declared_no_more(lived):
+    run, left = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), Catalog({"clicks": CLICKS}, {"minutes": minutes}, {})
+    seen = read(lived)
+    settle.publish(lived, CATALOG, run.id)
+    with capture_logs() as said:
+        settle.rollback(lived, left, run.id, "a mistake")
+    assert [one["tables"] for one in said if "no pipeline declares it" in one["event"]] == [["hours"]]
+    lake.drop(lived, left, lake.run_of(lived, run.id))
+    assert (read(lived)["minutes"], read(lived)["hours"][YESTERDAY]) == (seen["minutes"], [30])
+    settle.rollback(lived, CATALOG, run.id, "it is declared again")
+    assert read(lived) == seen
 
 
 #   by table: its checks, its warnings, why its gate has failed, what its history says of it

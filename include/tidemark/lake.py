@@ -1703,7 +1703,8 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
     with publishing(settings, run.id):
         run = run_of(settings, run.id)
         note_published(settings, catalog, run)
-        if run.published or run.visible:
+        # Of a table that no pipeline declares any more nothing is taken back, nor is anything of it deleted here.
+        if run.published or any(run.tables[name].get("published") for name in run.tables.keys() & set(catalog.names)):
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
         try:
             with FileLock(lease_of(settings, run.id), timeout=LOOKS):  # nor may anybody begin meanwhile

@@ -1796,7 +1796,7 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
     """Take a publication back: each table as it was before, in one commit a table, views before rollups; without Spark.
 
     Only the newest publication of its days can be taken back. Done twice, or after a kill again, it finishes and does
-    nothing more. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
+    nothing more. Failed checks that a person took upon themselves are in force no longer. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
     nothing is done.
     """
     with lake.publishing(settings, run_id):
@@ -1819,6 +1819,11 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
             run.tables[declared.name]["rolled_back"] = datetime.now(UTC).isoformat()
             lake.save(settings, run)
             done.append(Published(declared.name, version, 0, time.monotonic() - began))
+        for name, its in run.tables.items():
+            if not run.seen(name):  # a person's word was for the publication that is taken back
+                its.pop("forced", None)
+        if left := [name for name, its in run.tables.items() if its.get("published")]:
+            log.warning("stays as the run has published it: no pipeline declares it any more", tables=left, run=run.id)
         run.state, run.published = "rolled back", None
         run.note = reason
         lake.save(settings, run)
