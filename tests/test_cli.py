@@ -122,6 +122,7 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["drop", "../../etc"], "there is no run ../../etc"),
         (["settle", "--rejects", "--day", "2026-11-19"], "--rejects settles the days of the records that it mends"),
         (["settle", "--day", "2026-11-19", "--only", "nowhere"], "there is no rollup or view nowhere; there are page_panes"),
+        (["settle", "--day", "2026-11-19", "--only", "visits, nowhere"], "there is no rollup or view nowhere; there are"),
         (["replay", "--source", "tape"], "--source is kafka or log, not tape"),
         (["replay", "--run", "../../etc"], "--run ../../etc is no name"),
         (["replay", "--run", "日"], "--run 日 is no name: letters of A to Z"),
@@ -773,8 +774,8 @@ D18, D19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
     [
         ([], {"source": "kafka", "only": [], "first": None, "last": None, "name": None}),
         (
-            ["--source", "log", "--only", "daily_traffic", "--from", "2026-11-18", "--to", "2026-11-19", "--run", "r1"],
-            {"source": "log", "only": ["daily_traffic"], "first": D18, "last": D19, "name": "r1"},
+            ["--source", "log", "--only", "daily_traffic, visits", "--from", "2026-11-18", "--to", "2026-11-19", "--run", "r1"],
+            {"source": "log", "only": ["daily_traffic", "visits"], "first": D18, "last": D19, "name": "r1"},
         ),
     ],
 )

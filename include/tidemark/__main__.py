@@ -152,7 +152,7 @@ app.add_typer(letters_app, name="dead-letters")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for a script.")]
 OneRun = Annotated[str, typer.Argument(metavar="RUN", help="The name that `settle` or `replay` printed; `runs` lists them.")]
-Only = Annotated[list[str] | None, typer.Option(help="A rollup or view, and what reads it; may be given more than once.")]
+Only = Annotated[list[str] | None, typer.Option(help="Rollups or views, parted by commas, and what reads them.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the run and in each table's history.")]
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that a pipeline declares.")]
 
@@ -1000,11 +1000,11 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
 
 def tables_named(names: Sequence[str] | None) -> list[str]:
     """Rollups and views, as the command line names them. Raises `Wrong`."""
-    known = [d.name for d in catalog().derived]
-    for name in names or ():
+    known, named = [d.name for d in catalog().derived], [name.strip() for said in names or () for name in said.split(",")]
+    for name in named:
         if name not in known:
             raise Wrong(f"there is no rollup or view {name}; there are {', '.join(known)}")
-    return list(names or ())
+    return named
 
 
 @app.command()

@@ -1796,8 +1796,8 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
     """Take a publication back: each table as it was before, in one commit a table, views before rollups; without Spark.
 
     Only the newest publication of its days can be taken back. Done twice, or after a kill again, it finishes and does
-    nothing more. Failed checks that a person took upon themselves are in force no longer. Raises `SettleError` for a run that is not published, `LakeError` when a table cannot go back; then
-    nothing is done.
+    nothing more. Failed checks that a person took upon themselves are in force no longer. Raises `SettleError` for a run that is
+    not published, `LakeError` when a table cannot go back; then nothing is done.
     """
     with lake.publishing(settings, run_id):
         run = lake.run_of(settings, run_id)
