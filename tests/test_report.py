@@ -248,7 +248,12 @@ DONE = PASSED | {"published": "2024-11-21T00:10:00+00:00"}
 @pytest.mark.parametrize(
     ("run", "state", "says", "follows"),
     [
-        (None, "not settled", "No run has settled this day; readers have it live.", "tidemark settle --day 2024-11-20"),
+        (
+            None,
+            "not settled",
+            "No run has settled this day; readers have it live. Its night does so; where that is over",
+            "tidemark settle --day 2024-11-20",
+        ),
         (
             ("staged", {"a": PASSED, "hourly_traffic": FAILED}),
             "held back",

@@ -304,7 +304,8 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
     ends = instant(midnight(day + DAY, settings.tz))
     click = f"or in Airflow: DAG `nightly`, the run of {day}, listed under its end, {ends}: Clear"
     if not runs:
-        return Standing("not settled", "No run has settled this day; readers have it live.", follows=(settle, click))
+        says = "No run has settled this day; readers have it live. Its night does so; where that is over, or never came:"
+        return Standing("not settled", says, follows=(settle, click))
     run, derived = runs[-1], {d.name for d in catalog.derived}
     whole = next((r for r in reversed(runs) if not r.only), run)  # of a run of some tables the others know nothing
     newest = {n: (r, t) for r in runs if r.state not in ("running", "failed") for n, t in r.tables.items()}
