@@ -573,6 +573,22 @@ def test_status_of_nothing_is_an_answer(run, port):
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "work", "then"),
+    [
+        ("up", "bring_up", "what was started runs on; tidemark up does the rest, tidemark down ends it"),
+        ("down", "bring_down", "what has not ended runs on; tidemark down ends the rest"),
+    ],
+)
+def test_ctrl_c_in_up_and_down_says_what_is_left(run, monkeypatch, command, work, then):
+    def cut(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"tidemark.__main__.{work}", cut)
+    found = run(command)
+    assert (found.exit_code, found.stderr) == (130, f"tidemark: interrupted; {then}\n")
+
+
 def test_status_tells_of_a_variable_that_would_be_a_setting_and_is_none(run, environment, monkeypatch):
     monkeypatch.setenv("TIDEMARK_BROKER", "10.0.0.1:9092")
     found = run("status")

@@ -374,15 +374,26 @@ def up(
     config, steps = settings(), Steps()
     tell_unknown_settings()
     asks = airflow and config.notify_connections  # the notifier asks Airflow's database, which may come up with Airflow
-    bring_up(config, steps, notifier=not asks)
-    if airflow:
-        with steps.step("airflow") as say:
-            for line in airflow_up(config):
-                say(line)
-    if asks:
-        begin_notifier(config, steps)
+    with interrupted("what was started runs on; tidemark up does the rest, tidemark down ends it"):
+        bring_up(config, steps, notifier=not asks)
+        if airflow:
+            with steps.step("airflow") as say:
+                for line in airflow_up(config):
+                    say(line)
+        if asks:
+            begin_notifier(config, steps)
     if json_:
         show(whole_status(config))
+
+
+@contextmanager
+def interrupted(then: str) -> Iterator[None]:
+    """Ctrl-C ends the command with one sentence: what it has left, and what follows."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"tidemark: interrupted; {then}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def airflow_up(config: Settings, say: Callable[[str], None] = lambda _: None) -> Iterator[str]:
@@ -476,7 +487,9 @@ def down() -> None:
 
     A stream may take three minutes to drain. Exit code 1 when one did not, and so failed, was killed or runs on.
     """
-    if not bring_down(settings(), Steps()):
+    with interrupted("what has not ended runs on; tidemark down ends the rest"):
+        ended = bring_down(settings(), Steps())
+    if not ended:
         raise typer.Exit(FAILED)
 
 
