@@ -716,6 +716,25 @@ def test_down_says_which_stream_drained_and_which_was_killed(config, capsys, hea
     assert says in capsys.readouterr().err
 
 
+def test_up_waits_for_a_stream_that_drains_and_starts_it_again(config, monkeypatch):
+    """As where `tidemark down` was killed: that it runs already would be its last word."""
+    beat = config.state / "main" / "heartbeat.json"
+    beat.parent.mkdir(parents=True)
+    child = subprocess.Popen(["sleep", "60"])
+    beat.write_text(json.dumps({"state": "draining", "pid": child.pid, "at": dt.datetime.now(dt.UTC).isoformat()}))
+    waited, started = [], []
+
+    def end(seconds):
+        waited.append(seconds)
+        child.kill()
+        child.wait()
+
+    monkeypatch.setattr(cli.time, "sleep", end)
+    monkeypatch.setattr(local, "start_stream", lambda _, stream: started.append((stream, len(waited))))
+    cli.begin_stream(config, "main")
+    assert started == [("main", 1)]
+
+
 def test_heartbeat_of_a_process_that_is_gone_is_no_life(config):
     beat = config.state / "main" / "heartbeat.json"
     beat.parent.mkdir(parents=True)

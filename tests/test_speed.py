@@ -640,13 +640,26 @@ def test_a_query_that_lacks_kafka_while_kafka_answers_is_told_and_not_begun_agai
     stream: Any = object.__new__(speed.Stream)
     stream.settings, stream.name, stream.away = settings, "main", away
     stream.asked_to_end, stream.beat = lambda: False, lambda _: None
-    stream.stopping = SimpleNamespace(wait=waited.append)
+    stream.stopping = SimpleNamespace(wait=waited.append, is_set=lambda: False)
     stream.spark = SimpleNamespace(catalog=SimpleNamespace(clearCache=lambda: None))
     query = SimpleNamespace(isActive=True, status={"isTriggerActive": False}, awaitTermination=end, stop=lambda: None)
     with capture_logs() as events:
         stream.follow(query)
     assert ([event["event"] for event in events], waited) == (said, pauses)
     assert away or LEADERLESS in events[0]["because"]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked to end", "its query has ended"])
+def test_a_stream_that_is_asked_to_end_says_that_it_drains_before_it_waits_for_its_batch(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    stream, told = object.__new__(speed.Stream), list[str]()
+    stream.settings, stream.name, stream.away, stream.stopping = settings, "main", False, threading.Event()
+    monkeypatch.setattr(stream, "asked_to_end", lambda: stream.stopping.set() or True)
+    monkeypatch.setattr(stream, "beat", told.append)
+    monkeypatch.setattr(speed, "drain", lambda _: told.append("its batch"))
+    stream.follow(SimpleNamespace(isActive=asked))
+    assert told == ["draining", "its batch"][not asked :]
 
 
 def test_a_stream_obeys_what_it_is_told_though_the_clock_was_set_back_and_not_what_the_one_before_it_was_told(

@@ -469,10 +469,13 @@ def begin_notifier(config: Settings, steps: Steps) -> None:
 
 
 def begin_stream(config: Settings, stream: str) -> local.Process | None:
-    """Want a stream, and start it; None where it runs already."""
+    """Want a stream, and start it; None where it runs already. One that drains is waited for: it would end, and stay so."""
     from tidemark import local
 
     local.want(config, stream, "running", "tidemark up", "the command line")
+    deadline = time.monotonic() + DRAINING
+    while local.drains(config, stream) and time.monotonic() < deadline:
+        time.sleep(0.2)
     return None if local.beats(config, stream) else local.start_stream(config, stream)
 
 

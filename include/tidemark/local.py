@@ -43,8 +43,10 @@ SILENT: Mapping[str, timedelta] = {
     "starting": timedelta(minutes=2),
     "running": timedelta(seconds=15),
     "waiting": timedelta(seconds=15),
+    "draining": timedelta(minutes=3),
 }
-"""After how long without a heartbeat a stream is called silent, by what its last one said: while a JVM starts there is none.
+"""After how long without a heartbeat a stream is called silent, by what its last one said: while a JVM starts, or a batch
+drains, there is none.
 
 It is what people are shown. What is done about it is done after `TIDEMARK_STALE_AFTER`, and of one that starts `STARTING`.
 """
@@ -586,6 +588,11 @@ def beats(settings: Settings, stream: str) -> bool:
         born = process.create_time() <= datetime.fromisoformat(beat["at"]).timestamp() + 1
         return born and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def drains(settings: Settings, stream: str) -> bool:
+    """Whether a process of the stream lives and was asked to end: it finishes its batch, and nothing keeps it."""
+    return status(settings, stream).get("heartbeat", {}).get("state") == "draining" and beats(settings, stream)
 
 
 def want(

@@ -304,6 +304,9 @@ class Stream:
                 log.warning("a query ended for want of Kafka, which answers; it begins again", stream=self.name, because=because)
                 self.stopping.wait(5)
         finally:
+            if self.stopping.is_set():
+                with suppress(OSError):  # a full disk keeps no batch from its end
+                    self.beat("draining")
             drain(query)
 
     def asked_to_end(self) -> bool:
