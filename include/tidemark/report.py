@@ -560,7 +560,8 @@ def lateness(settings: Settings, catalog: Catalog, day: date) -> Section:
             refused.append(f"Those of {topic.name} are not counted: {error}.")
     if not rows:
         return Section(" ".join(refused) or "No batch has brought an event.")
-    says = "How far stream time was past an event when it came. The limits are how far back live views are computed again."
+    says = "How far stream time was past an event when it came, a repeat counted too. The limits are how far back live views are "
+    says += "computed again."
     limits = sorted(backs, key=lambda text: backs[text])
     cells = [[name, number(r["events"]), *(number(r.get(text)) for text in limits), length(r["latest"])] for name, r in rows]
     columns = ("topic", "events", *(f"by over {text}" for text in limits), "the latest")
