@@ -909,6 +909,12 @@ def test_publication_ends_with_1_where_a_table_is_held_back_and_not_for_a_gate_t
     assert [run("publish", "r1", *words).exit_code for words in ([], ["--json"])] == [code, code]
 
 
+def test_publish_says_what_was_published_before(run, config, asked):
+    lake.save(config, staged())
+    asked(settle, "publish", [settle.Published("page_panes", 5, 1, 0.003), settle.Published("visits", None, 0, 0.0)])
+    assert run("publish", "r1").stderr.splitlines()[0].endswith(" s; 1 were before, and are left as they are")
+
+
 def test_publication_is_taken_back_for_a_reason(run, config, asked):
     lake.save(config, staged())
     back = [settle.Published("daily_traffic", 8, 0, 0.004), settle.Published("page_panes", 5, 0, 0.003)]

@@ -1175,8 +1175,9 @@ def publish(
     else:
         rows = [[p.table, p.version, p.files, f"{1000 * p.seconds:.0f}", "; ".join(p.blocked)] for p in found]
         table(("table", "version", "files", "ms", "held back because"), rows, right=("version", "files", "ms"))
-        swapped = sum(p.version is not None for p in found)
-        typer.echo(f"{swapped} tables of run {known.id} published in {time.monotonic() - began:.2f} s", err=True)
+        swapped, already = sum(p.version is not None for p in found), sum(p.version is None and not p.blocked for p in found)
+        before = f"; {already} were before, and are left as they are" if already else ""
+        typer.echo(f"{swapped} tables of run {known.id} published in {time.monotonic() - began:.2f} s{before}", err=True)
     report_again(config, known)
     if any(p.blocked for p in found):
         raise typer.Exit(FAILED)
