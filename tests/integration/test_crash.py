@@ -274,6 +274,16 @@ def names_its_batch(table: lake.Table, back: int = 0) -> bool:
     return last.exists() and json.loads(last.read_text())["version"] >= int(newest.stem)
 
 
+def killed_behind(shop: Shop, run: Any, table: lake.Table, batches: int) -> None:
+    """A stream that is killed behind so many whole batches, each of which can be moved away from a table's Delta log."""
+    stream, sent = run(shop.settings, {"topic": shop.topic}), 0
+    while sent < batches or names_its_batch(table, batches - 1):
+        shop.send()
+        stream.until(shop.whole)
+        sent += 1
+    stream.kill()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [["log"], ["ledger"], ["log", "minutes", "ledger"]], ids=" ".join)
 def test_newest_log_entries_lost_are_read_from_kafka_again(lost: list[str], shop: Shop, run, spark: SparkSession) -> None:
@@ -306,12 +316,7 @@ def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
 ) -> None:
     """Spark goes on with what it has planned last: what came before would never be read again."""
     table = shop.tables()[lost]
-    stream, sent = run(shop.settings, {"topic": shop.topic}), 0
-    while not sent or names_its_batch(table):
-        shop.send()
-        stream.until(shop.whole)
-        sent += 1
-    stream.kill()
+    killed_behind(shop, run, table, 1)
     shop.send()
     run(shop.settings, {"topic": shop.topic}, failpoint=point).dies()
     assert shop.planned() is not None
@@ -331,13 +336,7 @@ def test_newest_log_entry_lost_while_the_next_batch_is_under_way(
 @pytest.mark.long
 def test_log_that_lacks_two_batches_gets_them_from_kafka_again(shop: Shop, run, spark: SparkSession) -> None:
     log = shop.tables()["log"]
-    stream = run(shop.settings, {"topic": shop.topic})
-    sent = 0
-    while sent < 2 or names_its_batch(log, 1):
-        shop.send()
-        stream.until(shop.whole)
-        sent += 1
-    stream.kill()
+    killed_behind(shop, run, log, 2)
     batches_away(log, 2)
     shop.send()
     stream = run(shop.settings, {"topic": shop.topic})
@@ -348,13 +347,8 @@ def test_log_that_lacks_two_batches_gets_them_from_kafka_again(shop: Shop, run, 
 
 @pytest.mark.long
 def test_ledger_that_lacks_two_batches_is_refused_with_what_enters_them_again(shop: Shop, run, spark: SparkSession) -> None:
-    ledger, sent = shop.tables()["ledger"], 0
-    stream = run(shop.settings, {"topic": shop.topic})
-    while sent < 2 or names_its_batch(ledger, 1):
-        shop.send()
-        stream.until(shop.whole)
-        sent += 1
-    stream.kill()
+    ledger = shop.tables()["ledger"]
+    killed_behind(shop, run, ledger, 2)
     batches_away(ledger, 2)
     shop.send()
     stream = run(shop.settings, {"topic": shop.topic})
