@@ -388,11 +388,11 @@ def up(
 
 @contextmanager
 def interrupted(then: str) -> Iterator[None]:
-    """Ctrl-C ends the command with one sentence: what it has left, and what follows."""
+    """Ctrl-C ends the command with one sentence: what it has left, and what follows; where the work says so itself, with that."""
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"tidemark: interrupted; {then}", err=True)
+    except KeyboardInterrupt as cut:
+        typer.echo(f"tidemark: {str(cut) or f'interrupted; {then}'}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -993,18 +993,14 @@ def report(work: Callable[[Callable[[str], None]], Run | None], json_: bool) -> 
     terminated_as_interrupted()
     local.step_aside()
     began, out = time.monotonic(), console(stderr=True)
-    try:
-        with out.status("at work") as status:
+    with interrupted("give the same command again"), out.status("at work") as status:
 
-            def say(what: str) -> None:
-                with suppress(OSError, SystemExit):  # as in `Steps`: the work goes on where nobody reads of it any more
-                    status.update(escape(what))
-                    out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
+        def say(what: str) -> None:
+            with suppress(OSError, SystemExit):  # as in `Steps`: the work goes on where nobody reads of it any more
+                status.update(escape(what))
+                out.print(f"{time.monotonic() - began:6.1f} s  {what}", soft_wrap=True, markup=False)
 
-            run = work(say)
-    except KeyboardInterrupt as cut:
-        typer.echo(f"tidemark: {str(cut) or 'interrupted; give the same command again'}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        run = work(say)
     if json_:
         show(run)
     elif run:
