@@ -777,6 +777,11 @@ def comment(declared: Declared) -> str:
     return " ".join((declared.function.__doc__ or "").split())
 
 
+def row_of(declared: Declared) -> tuple[str, ...]:
+    """The columns that a row of a table is of; none of a log, where each record stands for itself."""
+    return () if isinstance(declared, Topic) else declared.key
+
+
 def catalog(pipelines: Iterable[Any]) -> Catalog:
     """Everything that the given modules declare, views ordered so that each follows what it reads.
 

@@ -39,6 +39,7 @@ from tidemark.model import (
     needed,
     readers,
     remembered,
+    row_of,
     streams_of,
 )
 
@@ -1018,7 +1019,7 @@ class Settling:
             if isinstance(schema, Exception):
                 self.fail(declared, schema)
             else:
-                self.outer[declared.name].create(schema, comment(declared), () if isinstance(declared, Topic) else declared.key)
+                self.outer[declared.name].create(schema, comment(declared), row_of(declared))
         for topic in (t for t in self.catalog.topics.values() if t.name in self.needed - self.failed.keys()):
             lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
         if self.run.kind == "replay":

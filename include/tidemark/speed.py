@@ -45,6 +45,7 @@ from tidemark.model import (
     looks_ahead,
     midnight,
     needed,
+    row_of,
 )
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ class Stream:
                 self.aside(declared, schema)
                 continue
             table = lake.table(self.settings, declared)
-            table.create(schema, comment(declared), () if isinstance(declared, Topic) else declared.key)
+            table.create(schema, comment(declared), row_of(declared))
             self.tables[declared.name] = table
         for topic in self.mine.topics.values():
             lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
