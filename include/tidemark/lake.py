@@ -300,9 +300,11 @@ class Table:
 
     def tell(self, name: str, value: str, where: Callable[[], bool]) -> None:
         """Set a property of the table, where it is so at its newest version."""
+        if not where():
+            return
         for attempt in anew():
             with attempt, self.still() as delta:
-                if where():
+                if where():  # nobody else has meanwhile
                     delta.alter.set_table_properties({name: value}, raise_if_not_exists=False)
                     self._delta = None
 
@@ -398,24 +400,28 @@ def refuse_other_zone(settings: Settings, topics: Iterable[Topic]) -> None:
             if was != settings.zone:
                 raise LakeError(
                     f"the days of {log.path} are those of {was}, and TIDEMARK_ZONE is {settings.zone}; set TIDEMARK_ZONE={was}, "
-                    f"or move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
+                    f"or {afresh(settings)}"
                 )
             return
 
 
+def afresh(settings: Settings) -> str:
+    """The way out where a log's days cannot stay as they are."""
+    return f"move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
+
+
 def refuse_other_times(
-    spark: SparkSession, settings: Settings, topic: Topic, elsewhere: Callable[[Topic, DataFrame], int]
+    spark: SparkSession, settings: Settings, log: Table, topic: Topic, elsewhere: Callable[[Topic, DataFrame], int]
 ) -> None:
     """Raises `LakeError` where records of a topic's log are of other days by the event time that it has now: they would be looked
     for in the files of these, and be missing from both. `elsewhere` counts them, where the event time is another."""
-    log = table(settings, topic)
     was = log.told(EVENT_TIME)
     if was and was != topic.event_time and (count := elsewhere(topic, read(spark, log))):
         raise LakeError(
             f"topic {topic.name}: its event time is {topic.event_time}, and {log.path} has its days by {was}: {count:,} of its "
             f"records would be looked for in files of other days, and be in no table. Write it back: a view can go by another "
             f"time of an event, with a lookback or lookahead of as much as the two differ. Or give the topic another name, or "
-            f"move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
+            f"{afresh(settings)}"
         )
 
 

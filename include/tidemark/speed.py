@@ -386,7 +386,7 @@ class Stream:
             table.create(schema, comment(declared), row_of(declared))
             self.tables[declared.name] = table
         for topic in self.mine.topics.values():
-            lake.refuse_other_times(self.spark, self.settings, topic, fold.elsewhere)
+            lake.refuse_other_times(self.spark, self.settings, self.tables[topic.name], topic, fold.elsewhere)
             self.tables[topic.name].cut_by(topic.event_time)
         self.ledger.create(
             fold.schema_of(fold.nothing(self.spark, LEDGER)),
