@@ -1407,8 +1407,10 @@ def publish(
     streams: Iterable[str],
     said: Mapping[str, Any],
     whole_days: bool,
+    adds: Sequence[Any] | None = None,
 ) -> int | None:
-    """Make a run's staged files the table's, in one metadata-only commit; None when they are already.
+    """Make a run's staged files the table's, in one metadata-only commit; None when they are already. `adds` are those files,
+    where who calls has read them.
 
     Removes what they replace on each of the run's days: every file of the day (`whole_days`, a view), or earlier
     publications and the live files of batches that the run has read (a rollup). Readers see the old or the new. What was
@@ -1417,8 +1419,8 @@ def publish(
     Raises `LakeError` when a day was published with a greater pin, or with the same by a run that was begun later, or a file
     cannot be told to lie before the pin.
     """
-    adds, note, known = staged_whole(table, run), replaced_note(settings, run.id, table), runs(settings)
-    days, streams = set(days), set(streams)
+    adds = staged_whole(table, run) if adds is None else adds
+    note, known, days, streams = replaced_note(settings, run.id, table), runs(settings), set(days), set(streams)
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
         present = {f.path for f in table.files()}

@@ -1674,12 +1674,13 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
     chosen = [d for d in catalog.derived if d.name in run.tables and d.name in names]
-    known = lake.runs(settings)
+    known, ready = lake.runs(settings), dict[str, tuple[lake.Table, list[Any], list[str]]]()
     for declared in chosen:  # what is refused of one table leaves all as they are
         if not run.held_back(declared.name) and not run.tables[declared.name].get("published"):
             table = lake.table(settings, declared)
             adds, writers = lake.staged_whole(table, run), writers_of(table, declared, run)
             lake.replaced_by_now(table, run, adds, run.days_of(declared), writers, isinstance(declared, View), known)
+            ready[declared.name] = table, adds, writers
     done = []
     for declared in chosen:
         said = run.tables[declared.name]
@@ -1689,8 +1690,7 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
         if said.get("published"):
             done.append(Published(declared.name, None, 0, 0.0))
             continue
-        table = lake.table(settings, declared)
-        writers = writers_of(table, declared, run)
+        table, adds, writers = ready[declared.name]
         pins = {s: run.pins[s].seq for s in writers}
         began = time.monotonic()
         version = lake.publish(
@@ -1709,13 +1709,14 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
                 "reason": run.reason,
             },
             whole_days=isinstance(declared, View),
+            adds=adds,
         )
         seconds = time.monotonic() - began
         lake.failpoint("published")
         said["published"] = datetime.now(UTC).isoformat()
         said.pop("rolled_back", None)
         lake.save(settings, run)
-        done.append(Published(declared.name, version, len(lake.staged(table, run.id)), seconds))
+        done.append(Published(declared.name, version, len(adds), seconds))
     if done and all(p.blocked for p in done):
         return done  # it waits as before
     marks = [said["published"] for said in run.tables.values() if said.get("published")]
