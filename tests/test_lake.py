@@ -21,6 +21,7 @@ import duckdb
 import polars
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
@@ -322,6 +323,20 @@ def test_a_row_without_a_day_is_refused(table, spark):
         lake.write_arrow(table, "live/main-0-0-abc", nowhere)
     with pytest.raises(ValueError, match="rollups/panes: a row has no pane, so it belongs to no day"):
         lake.write_spark(table, "live/main-0-0-def", spark.createDataFrame([("/", None, 1, None)], SCHEMA))
+
+
+def test_rows_that_are_large_are_few_to_a_row_group(table, spark):
+    # Texts of a megabyte each, as a set of a page's 130,000 event ids: a reader has a row group in memory.
+    rows = spark.range(48, numPartitions=1).select(
+        F.randstr(F.lit(1_000_000), 1).alias("page"),
+        F.lit(NOON).alias("pane"),
+        F.lit(1).alias("n"),
+        F.lit(NOON.date()).alias("day"),
+    )
+    (add,) = lake.write_spark(table, "live/main-0-0-abc", rows)
+    footer = pq.read_metadata(table.path / add.path)
+    largest = max(footer.row_group(n).total_byte_size for n in range(footer.num_row_groups))
+    assert (footer.num_rows, largest < 25_000_000) == (48, True)
 
 
 def test_spark_and_arrow_write_files_that_say_the_same_of_themselves(table, spark):

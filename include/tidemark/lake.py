@@ -596,11 +596,22 @@ def write_arrow(table: Table, folder: str, rows: pa.Table) -> list[Any]:
     return adds
 
 
+WRITTEN: dict[str, str | int] = {
+    "compression": "zstd",
+    "maxRecordsPerFile": 5_000_000,
+    # A reader has a row group in memory, and Spark all rows of one in a batch: of sets with a quarter of a million values each a
+    # hundred were 135 MB, the fewest after which Parquet looks how many they are unless told.
+    "parquet.block.size": 16 * 1024 * 1024,
+    "parquet.block.size.row.check.min": 1,
+    "parquet.page.size.row.check.min": 1,
+}
+
+
 def write_spark(table: Table, folder: str, rows: DataFrame, ahead: timedelta = WRITING, modified: int | None = None) -> list[Any]:
     """Write a large result from the executors. Returns the add actions, as `add_action` gives them; readers see nothing yet.
     VACUUM spares it for `ahead`."""
     hidden = (table.path / folder).with_name(f"_{Path(folder).name}")
-    rows.write.partitionBy("day").option("compression", "zstd").option("maxRecordsPerFile", 5_000_000).parquet(str(hidden))
+    rows.write.partitionBy("day").options(**WRITTEN).parquet(str(hidden))
     for path in hidden.glob("day=*/*.parquet"):
         date_ahead(path, ahead)
     hidden.rename(table.path / folder)
