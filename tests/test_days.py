@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -525,9 +526,12 @@ def logs_of(settings: Settings, spark: Any, files: dict[str, Sequence[tuple[int,
     return log
 
 
-def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, monkeypatch):
-    one = [(0, 3, None), (0, 63, "not JSON"), (0, 64, None), (0, 64, None), (0, 127, None), (2, 0, "empty value")]
-    log = logs_of(settings, spark, {"live/main-1-1-a": one, "live/main-2-2-b": [(2, 1, None), (2, 2**40, None), (1, 5, None)]})
+@pytest.mark.parametrize("part", [2_000_000, 1, 7])
+def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, monkeypatch, part):
+    monkeypatch.setattr(settle, "PART", part)
+    one = [(0, 3, None), (0, 63, "not JSON"), (0, 64, None), (0, 127, None), (2, 0, "empty value")]
+    two = [(0, 64, None), (2, 1, None), (2, 2**40, None), (1, 5, None)]  # an offset of the other file again
+    log = logs_of(settings, spark, {"live/main-1-1-a": one, "live/main-2-2-b": two})
     spans = {0: (4, 127), 2: (0, 2**41), 7: (0, 9)}
     wanted = [
         {"partition": 0, "low": 63, "high": 64, "accepted": 2, "rejected": 1, "there": 2},
@@ -535,6 +539,8 @@ def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, mon
     ]
     found = settle.counted_by_duckdb(log, log.files(), spans)
     assert sorted(found, key=lambda r: r["partition"]) == wanted
+    ends = settle.counted_by_duckdb(log, log.files(), spans, there=False)
+    assert [r | {"there": 0} for r in sorted(ends, key=lambda r: r["partition"])] == [r | {"there": 0} for r in wanted]
 
     def refuses(*_: Any) -> None:
         raise query.QueryError("deletion vectors")
@@ -542,6 +548,29 @@ def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, mon
     monkeypatch.setattr(settle, "counted_by_duckdb", refuses)
     assert sorted(settle.counted(spark, log, log.files(), spans), key=lambda r: r["partition"]) == wanted
     assert settle.counted(spark, log, [], spans) == settle.counted(spark, log, log.files(), {}) == []
+
+
+def test_a_day_of_many_millions_is_counted_by_duckdb_in_the_memory_that_it_has(spark, settings, monkeypatch):
+    # A hundredth of the memory and fewer records: as words of offsets that lie scattered, all of them do not fit in.
+    log, each = logs_of(settings, spark, {}), 400_000
+    schema = pa.schema(log.delta().schema())
+    place = {"partition": pa.array([0] * each, pa.int32()), "timestamp": pa.array([0] * each, pa.timestamp("us", "UTC"))}
+    nothing = {f.name: pa.nulls(each, f.type) for f in schema}
+    for n in range(8):
+        offsets = list(range(n * each, (n + 1) * each))
+        Random(n).shuffle(offsets)
+        kafka = place | {"offset": pa.array(offsets, pa.int64())}
+        columns = [kafka.get(f.name, pa.nulls(each, f.type)) for f in schema.field("kafka").type]
+        rows = nothing | {
+            "kafka": pa.StructArray.from_arrays(columns, fields=list(schema.field("kafka").type)),
+            "day": pa.array([date(2026, 10, 25)] * each, pa.date32()),
+        }
+        adds = lake.write_arrow(log, f"live/main-{n}-{n}-a", pa.table([rows[f.name] for f in schema], schema))
+        lake.append(log, lake.Batch("main", n, n), adds)
+    monkeypatch.setattr(query, "MEMORY", "12MB")
+    monkeypatch.setattr(settle, "PART", each)
+    (found,) = settle.counted_by_duckdb(log, log.files(), {0: (0, 2**40)})
+    assert (found["accepted"], found["there"]) == (8 * each, 8 * each)
 
 
 def test_a_log_is_read_up_to_the_pin_whatever_file_a_record_lies_in(spark, settings):

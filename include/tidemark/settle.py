@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -55,6 +55,7 @@ Run = lake.Run
 
 
 KEPT = 64 * 1024 * 1024
+PART = 2_000_000
 """A staged table of at most so many bytes is read once, and not once for each check."""
 LONG = {"log": 5_000_000, "kafka": 500_000}
 """From so many records on, by where they are read, a JVM that optimizes earns what it costs: to judge a million from Kafka again
@@ -655,22 +656,39 @@ def unread_by_duckdb(table: lake.Table, file: lake.File, read: Mapping[str, int]
 
 
 def of_log_by_duckdb(
-    table: lake.Table, files: Sequence[lake.File], asked: str, more: Mapping[str, str] | None = None
+    table: lake.Table, files: Sequence[lake.File], asked: str, more: Mapping[str, str] | None = None, whole: str = "FROM parts"
 ) -> list[Row]:
     """The answer to a query of `{log}`: `kafka` and `reject` of some files of a log, and `more` columns by their types. Instants
-    are UTC. Raises `QueryError` for a table that DuckDB does not read."""
+    are UTC. It is asked of `PART` records at once, and `whole` of all its answers, which are the table `parts`: in one go DuckDB
+    has no room for the groups of a day of 80 million. Raises `QueryError` for a table that DuckDB does not read."""
     import duckdb
 
     query.refuse_unreadable(table.name, table.delta())
     types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}  # else all is read that Kafka had
-    rows = query.parquet((table.path / f.path for f in files), {**types, **(more or {})})
     with duckdb.connect() as db:
         query.bounded(db)
         try:
             db.execute("SET TimeZone = 'UTC'")
-            return db.sql(asked.replace("{log}", f"{rows} AS log")).to_arrow_table().to_pylist()
+            into = "CREATE TEMP TABLE parts AS"
+            for some in parts(files):
+                rows = query.parquet((table.path / f.path for f in some), {**types, **(more or {})})
+                db.execute(f"{into} {asked.replace('{log}', f'{rows} AS log')}")
+                into = "INSERT INTO parts"
+            return db.sql(whole).to_arrow_table().to_pylist()
         except duckdb.Error as error:
             raise query.QueryError(f"{table.name} cannot be read: {error}") from None
+
+
+def parts(files: Sequence[lake.File]) -> Iterator[list[lake.File]]:
+    """Files by about `PART` records, in their order; one that has more stands alone."""
+    some, rows = list[lake.File](), 0
+    for file in files:
+        if some and rows + file.rows > PART:
+            yield some
+            some, rows = [], 0
+        some.append(file)
+        rows += file.rows
+    yield some
 
 
 Pinned = dict[str, dict[date, Mapping[str, lake.Pin]]]
@@ -954,16 +972,19 @@ def unexpired(lows: Mapping[int, int]) -> Column:
     return found
 
 
-def counted(spark: SparkSession, table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]]) -> list[Row]:
+def counted(
+    spark: SparkSession, table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]], there: bool = True
+) -> list[Row]:
     """Of a log's records in some files that lie in `{partition: (from, until)}`, by `partition`: the `low`est and the `high`est
-    offset, how many are `accepted` and `rejected`, and how many offsets are `there`: a bit each, of words that are merged.
+    offset, how many are `accepted` and `rejected`, and how many offsets are `there`: a bit each, of words that are merged. These
+    are most of the work; who does not ask for them must not look at them.
 
     DuckDB takes a tenth of the CPU that it costs Spark, which reads what DuckDB does not, such as deletion vectors.
     """
     if not files or not spans:
         return []
     with suppress(query.QueryError):
-        return counted_by_duckdb(table, files, spans)
+        return counted_by_duckdb(table, files, spans, there)
     from pyspark.sql import functions as F
 
     rows = fold.within_offsets(lake.read(spark, table, files=files), spans)
@@ -981,20 +1002,27 @@ def counted(spark: SparkSession, table: lake.Table, files: Sequence[lake.File], 
     return words.groupBy("partition").agg(*of_all).toArrow().to_pylist()
 
 
-def counted_by_duckdb(table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]]) -> list[Row]:
+def counted_by_duckdb(
+    table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]], there: bool = True
+) -> list[Row]:
     """`counted`. Raises `QueryError` for a table that DuckDB does not read."""
     within = ", ".join(f"({int(p)}, {int(since)}, {int(until)})" for p, (since, until) in spans.items())
     asked = f"""
+        SELECT part, {"place >> 6" if there else "0"} AS word, min(place) AS low, max(place) AS high,
+               count_if(reject IS NULL) AS accepted, count_if(reject IS NOT NULL) AS rejected,
+               bit_or(1::UBIGINT << (place & 63)::UBIGINT) AS bits
+        FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
+        JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
+        WHERE place >= since AND place < until GROUP BY ALL"""
+    whole = """
         SELECT part AS partition, min(low) AS low, max(high) AS high, sum(accepted)::BIGINT AS accepted,
                sum(rejected)::BIGINT AS rejected, sum(bit_count(bits))::BIGINT AS there
         FROM (
-            SELECT part, place >> 6 AS word, min(place) AS low, max(place) AS high, count_if(reject IS NULL) AS accepted,
-                   count_if(reject IS NOT NULL) AS rejected, bit_or(1::UBIGINT << (place & 63)::UBIGINT) AS bits
-            FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
-            JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
-            WHERE place >= since AND place < until GROUP BY ALL
+            SELECT part, word, min(low) AS low, max(high) AS high, sum(accepted) AS accepted, sum(rejected) AS rejected,
+                   bit_or(bits) AS bits
+            FROM parts GROUP BY part, word
         ) GROUP BY ALL"""
-    return of_log_by_duckdb(table, files, asked)
+    return of_log_by_duckdb(table, files, asked, whole=whole)
 
 
 class Settling:
@@ -1531,7 +1559,7 @@ class Settling:
 
         def ends(topic: Topic) -> list[Row]:
             table = self.read_from(topic)
-            return counted(self.spark, table, [f for f in table.files() if f.day in days], self.below_pin(topic))
+            return counted(self.spark, table, [f for f in table.files() if f.day in days], self.below_pin(topic), there=False)
 
         seen = [r | {"topic": t.name} for t in topics for r in ends(t)]
         places = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("low", pa.int64()), ("high", pa.int64())])
