@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from tidemark.model import Catalog, Check, DeclarationError, Declared, Topic, expect
+from tidemark.model import Catalog, Check, DeclarationError, Declared, Topic, expect, row_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,6 +44,9 @@ LONGEST_TEXT = 200
 PAGES_KEPT = timedelta(days=60)
 """How long Data Docs keep a page; `lake/verdicts` keeps its verdicts longer."""
 
+RECORD = ("kafka.partition", "kafka.offset")
+"""By what a record of a topic's log is found."""
+
 TWICE = "SELECT kafka.partition, kafka.offset, count(*) AS times FROM {batch} GROUP BY 1, 2 HAVING count(*) > 1"
 """The records that a log has more than once."""
 WORD, BITS = "shiftright(kafka.offset, 6)", "bit_or(shiftleft(1L, CAST(kafka.offset & 63 AS INT)))"
@@ -59,9 +62,9 @@ class Verdict:
     """What one check said of one table of one run.
 
     `outcome` is `error` when the check could not be asked; `observed` then says why. `unexpected` counts rows (of a
-    uniqueness, every row that shares its key). `observed` and `sample` are JSON; `sample` has at most five rows or
-    values, its instants are UTC. A passed check has neither: it was only asked yes or no. `judged_at` is UTC;
-    `days` are the first and the last business day judged, both inclusive.
+    uniqueness, every row that shares its key). `observed` and `sample` are JSON; `sample` has at most five rows, a
+    judged column's values with the key of their rows; its instants are UTC. A passed check has neither: it was only asked
+    yes or no. `judged_at` is UTC; `days` are the first and the last business day judged, both inclusive.
     """
 
     run: str
@@ -206,7 +209,7 @@ def judge(
         context = great_context(None)
         for name, judged in tables.items():
             checks, began = checks_of(judged), monotonic()
-            results = ask(context, name, judged.frame, checks)
+            results = ask(context, name, judged.frame, checks, row_of(judged.declared) or RECORD)
             progress(f"asked {len(checks)} checks of {name} in {monotonic() - began:.1f} s")
             for check, result in zip(checks, results, strict=True):
                 verdicts.append(verdict(run, judged, check, result, judged_at))
@@ -283,8 +286,9 @@ def great_context(docs: Path | None) -> Any:
     return gx.get_context(mode="ephemeral", project_config=config)
 
 
-def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> list[Any]:
-    """One result of Great Expectations for each check, in their order; a check that it refuses is an `Unasked`.
+def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check], key: Sequence[str]) -> list[Any]:
+    """One result of Great Expectations for each check, in their order; a check that it refuses is an `Unasked`. Examples of what
+    failed have the `key` of their row.
 
     Everything is asked yes or no in one validation, and only what failed again for counts and samples, which cost Spark jobs of
     their own. Nothing is persisted: a staged table is as cheap to read again, and stays out of memory.
@@ -306,18 +310,29 @@ def ask(context: Any, name: str, frame: DataFrame, checks: Sequence[Check]) -> l
         found |= validate(batch, expectations, "BOOLEAN_ONLY")
     except Exception as reason:
         return [found.get(i) or Unasked(check, sentence(reason)) for i, check in enumerate(checks)]
-    failed = {i: e for i, e in expectations.items() if i in found and not found[i].success and error_of(found[i]) is None}
-    rows = {i: expectation(checks[i], i, told=True) for i in failed if checks[i].expectation == "UnexpectedRowsExpectation"}
-    values = {i: e for i, e in failed.items() if i not in rows}
-    for some, result_format in ((values, {"result_format": "BASIC", "partial_unexpected_count": SAMPLE}), (rows, "COMPLETE")):
+    for i in [i for i in expectations if i in found and not found[i].success and error_of(found[i]) is None]:
+        query = checks[i].expectation == "UnexpectedRowsExpectation"
         try:
-            told = validate(batch, some, result_format)
+            one = {i: expectation(checks[i], i, told=True)}
+            told = validate(batch, one, "COMPLETE" if query else with_keys(checks[i], key))[i]
         except Exception as reason:
             log.warning("a failed check could not be asked for its rows", table=name, reason=sentence(reason))
             continue
         # A query that was counted need not have computed its columns: those may raise now, and then it cannot be asked.
-        found |= {i: result for i, result in told.items() if not result.success and (i in rows or error_of(result) is None)}
+        if not told.success and (query or error_of(told) is None):
+            found[i] = told
     return [found.get(i, Unasked(check, "Great Expectations gave no result")) for i, check in enumerate(checks)]
+
+
+def with_keys(check: Check, key: Iterable[str]) -> dict[str, Any]:
+    """The `result_format` of a failed check: some rows, by their key and the columns that it judges, of which none is named
+    twice: by that it cannot be asked."""
+    judged = {check.arguments.get(name) for name in ("column", "column_A", "column_B")} | {
+        *check.arguments.get("column_list", ())
+    }
+    beside = [column for column in key if column not in judged]
+    told = {"result_format": "SUMMARY", "unexpected_index_column_names": beside} if beside else {"result_format": "BASIC"}
+    return {**told, "partial_unexpected_count": SAMPLE}
 
 
 @dataclass(frozen=True)
@@ -418,7 +433,8 @@ def verdict(run: str, judged: Judged, check: Check, result: Any, judged_at: date
     if check.expectation == "UnexpectedRowsExpectation":
         count, rows, observed = told.get("observed_value"), told.get("details", {}).get("unexpected_rows"), None
     else:
-        count, rows = told.get("unexpected_count"), told.get("partial_unexpected_list")
+        count = told.get("unexpected_count")
+        rows = told.get("partial_unexpected_index_list") or told.get("partial_unexpected_list")
         share = {k: told[k] for k in ("element_count", "unexpected_percent") if k in told}
         observed = told.get("observed_value", share or None)
     return replace(
