@@ -108,11 +108,12 @@ class Answers:
     def last_day(self, name: str) -> date | None:
         return max((f.day for f in self.files(name) if f.day), default=None)
 
-    def runs_kept(self) -> list[Run]:
-        """Every run's record, newest first."""
+    def runs_kept(self) -> tuple[list[Run], list[str]]:
+        """Every run's record, newest first, and what is said of those that are damaged."""
         from tidemark import lake
 
-        return lake.runs_now(self.settings)[::-1]
+        known, damaged = lake.runs_now(self.settings)
+        return known[::-1], [str(error) for error in damaged.values()]
 
     # ---- live
 
@@ -256,7 +257,7 @@ class Answers:
     def settlings(self) -> dict[str, list[dict[str, Any]]]:
         """By day, its publications of views that stand, oldest first, each with what it changed."""
         found: dict[str, list[dict[str, Any]]] = {}
-        for run in self.runs_kept():
+        for run in self.runs_kept()[0]:
             seen = {n: said["published"] for n, said in run.tables.items() if n in self.catalog.views and said.get("published")}
             changes = changed(self.settings.lake_path / "runs" / run.id / "compare.json") if seen else {}
             for day in run.days if seen else ():
@@ -313,9 +314,9 @@ class Answers:
     def runs(self) -> dict[str, Any]:
         """The last runs, and all that wait for a decision, newest first. `in_the_way` names the run that published one of
         its days again: a roll-back begins with that one."""
-        known = self.runs_kept()
+        known, damaged = self.runs_kept()
         shown = [r for n, r in enumerate(known) if n < SHOWN or r.undecided]
-        return {"runs": [self.run(r, known) for r in shown], "of": len(known)}
+        return {"runs": [self.run(r, known) for r in shown], "of": len(known), "damaged": damaged}
 
     def run(self, run: Run, known: Sequence[Run]) -> dict[str, Any]:
         published = [name for name, said in run.tables.items() if said.get("published")]

@@ -610,6 +610,17 @@ def test_status_is_told_also_where_a_run_s_record_is_damaged(run, config):
     assert (done.exit_code, "stream\tmain" in done.stdout) == (0, True)
     assert f"newest run\t{config.lake_path}/runs/r1.json is damaged, it holds no run" in done.stdout
     assert "r1.json is damaged" in json.loads(run("status", "--json").stdout)["runs_damaged"]
+    lake.save(config, lake.Run("r2", "staged", ["2026-11-19"], "", str(NOON), "0", {}))
+    assert f"newest run\tr2, staged, 2026-11-19, {config.lake_path}/runs/r1.json is damaged" in run("status").stdout
+
+
+def test_runs_are_told_also_where_the_record_of_one_is_damaged(run: Callable[..., Result], config: Settings) -> None:
+    for name in ("r1", "r2"):
+        lake.save(config, lake.Run(name, "staged", ["2026-11-19"], "", str(NOON), "0", {}))
+    (config.lake_path / "runs" / "r1.json").write_text('{"id": "r1", "sta')
+    for done, found in ((run("runs"), "r2\tstaged"), (run("runs", "--json"), '"r2"')):
+        assert (done.exit_code, found in done.stdout) == (1, True)
+        assert done.stderr.startswith(f"tidemark: {config.lake_path}/runs/r1.json is damaged, it holds no run")
 
 
 def test_status_says_of_a_notifier_that_has_ended_where_its_log_is(run, config):

@@ -207,7 +207,7 @@ def test_a_lake_that_does_not_exist_is_an_empty_page_with_the_command_that_fills
         "pages": {"pages": [], "of": 0},
         "days": {"days": []},
         "verdicts": {"runs": [], "tables": []},
-        "runs": {"runs": [], "of": 0},
+        "runs": {"runs": [], "of": 0, "damaged": []},
         "tables": {"tables": []},
         "views": {"views": []},
         "scheduler": {"silent": False, "since": None},  # of a database that has no tables nothing is said either
@@ -401,6 +401,16 @@ def test_a_comparison_that_a_bad_disk_has_emptied_is_a_sentence_that_names_it(op
     kept.write_text("")
     found = opened(settings).get("/days")
     assert (found.status_code, found.json()["detail"].startswith(f"{kept} is damaged")) == (503, True)
+
+
+def test_a_run_s_record_that_a_bad_disk_has_emptied_is_named_beside_the_others(opened: Any, tmp_path: Path) -> None:
+    settings = Settings(_env_file=None, home=tmp_path)
+    page_lake.fill(settings)
+    one, *others = sorted((settings.lake_path / "runs").glob("*.json"))
+    one.write_text("")
+    found = answer(opened(settings), "runs")
+    assert {r["id"] for r in found["runs"]} == {other.stem for other in others}
+    assert [why.startswith(f"{one} is damaged") for why in found["damaged"]] == [True]
 
 
 def test_verdicts_are_a_history_of_each_check(client):

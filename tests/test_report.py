@@ -322,12 +322,12 @@ def test_a_run_that_was_killed_is_not_at_work_any_more(settings):
 def test_a_run_that_ends_while_one_looks_is_told_as_it_ended(settings, monkeypatch):
     run = save(settings, "new", [DAY], state="running", note="")
     monkeypatch.setattr(lake, "is_held", lambda _: lake.save(settings, replace(run, state="staged")))  # and lets go
-    assert [r.state for r in lake.runs_now(settings)] == ["staged"]
+    assert [r.state for r in lake.runs_now(settings)[0]] == ["staged"]
 
 
 def test_a_remark_of_a_run_is_not_told_as_the_cause_of_its_end(settings):
     save(settings, "new", [DAY], state="running", note="the log keeps 30 days")
-    assert [r.note for r in lake.runs_now(settings)] == ["the log keeps 30 days; it was cut off"]
+    assert [r.note for r in lake.runs_now(settings)[0]] == ["the log keeps 30 days; it was cut off"]
 
 
 def test_who_may_only_read_a_lake_can_look_whether_a_run_is_at_work(settings, monkeypatch):
@@ -338,9 +338,9 @@ def test_who_may_only_read_a_lake_can_look_whether_a_run_is_at_work(settings, mo
         os, "open", lambda path, flags, *more, **of: opened(path, flags, *more, **of) if not flags & os.O_RDWR else 1 / 0
     )
     with open(lease, "w") as holder:  # noqa: PTH123
-        assert [r.state for r in lake.runs_now(settings)] == ["failed"]
+        assert [r.state for r in lake.runs_now(settings)[0]] == ["failed"]
         fcntl.flock(holder, fcntl.LOCK_EX)
-        assert [r.state for r in lake.runs_now(settings)] == ["running"]
+        assert [r.state for r in lake.runs_now(settings)[0]] == ["running"]
 
 
 NIGHT, MENDED = ("published", [], {"daily_traffic": DONE, "hourly_traffic": DONE}), {"hourly_traffic": DONE}
@@ -629,6 +629,19 @@ def test_a_comparison_that_a_bad_disk_has_emptied_costs_its_parts_and_is_named(s
     for part in ("Live against settled", "Restated days"):
         assert "runs/new/compare.json is damaged" in says(page, part)
     assert rows(page, "By page")[0][:2] == ["/", "30"]
+
+
+def test_a_run_s_record_that_a_bad_disk_has_emptied_costs_its_parts_and_is_named(settings: Settings) -> None:
+    publish(settings, "new", {DAY: {"/": [30]}})
+    assert report(settings, CATALOG, DAY).read_text().count("is damaged") == 0
+    (settings.lake_path / "runs/old.json").write_text("")
+    found = engine.stands(settings, CATALOG, DAY)
+    assert found.state == "published" and found.bad
+    assert found.says.startswith("Settled by run new: ") and "runs/old.json is damaged" in found.says
+    page = report(settings, CATALOG, DAY)
+    assert "runs/old.json is damaged" in says(page, "Traffic")
+    assert "cannot be had" not in says(page, "Rejects")
+    assert "runs/old.json is damaged" in engine.stands(settings, CATALOG, BEFORE).says
 
 
 def event(offset: int, at: datetime, reject: str | None = None, partition: int = 0) -> dict[str, Any]:

@@ -1217,16 +1217,25 @@ def runs(json_: AsJson = False) -> None:
     """Every settling, oldest first: its days, its state, why it was made and what held a table back."""
     from tidemark import lake
 
-    found = lake.runs_now(settings())
-    if json_:
-        show(found)
-        return
+    found, damaged = lake.runs_now(settings())
     rows = []
     for run in found:
         held = [f"{name}: {', '.join(why)}" for name, why in held_back(run).items()]
         days = run.days[0] if len(run.days) == 1 else f"{run.days[0]} to {run.days[-1]}" if run.days else "today"
         rows.append([run.id, run.state, days, run.created, run.reason, "; ".join(held)])
-    table(("run", "state", "days", "created", "reason", "held back"), rows)
+    if json_:
+        show(found)
+    else:
+        table(("run", "state", "days", "created", "reason", "held back"), rows)
+    tell_damaged(damaged.values())
+
+
+def tell_damaged(damaged: Iterable[Exception]) -> None:
+    """What a list lacks, and exit code 1 for it."""
+    for error in (damaged := [*damaged]):
+        typer.echo(f"tidemark: {one_line(str(error))}", err=True)
+    if damaged:
+        raise typer.Exit(FAILED)
 
 
 # -------------------------------------------------------------------------------------------------------------- looking
@@ -1337,9 +1346,10 @@ def status(json_: AsJson = False) -> None:
         lines.append(["notifier", f"{state} at {beat['at'][:19]}; {robots or 'no robot is set'}"])
     lines += [["process", f"{p['name']} (pid {p['pid']}), log {p['log']}"] for p in found["processes"]]
     newest = found["newest_run"]
-    said = [newest["id"], newest["state"], *newest["days"]] if newest else [found["runs_damaged"] or "none yet"]
+    said = [newest["id"], newest["state"], *newest["days"]] if newest else []
     held = [f"held back: {' '.join(newest['held_back'])}"] if newest and newest["held_back"] else []
-    lines.append(["newest run", ", ".join([*said, *held])])
+    damaged = [found["runs_damaged"]] if found["runs_damaged"] else []
+    lines.append(["newest run", ", ".join([*said, *held, *damaged]) or "none yet"])
     table(("what", "how"), lines)
 
 
@@ -1355,11 +1365,8 @@ def whole_status(config: Settings) -> dict[str, Any]:
         broker = "does not answer"
     except kafka.BrokerRefused as refused:
         broker = str(refused)
-    newest, damaged = None, ""
-    try:
-        newest = max(lake.runs_now(config), key=lambda r: r.created, default=None)
-    except lake.LakeError as error:  # of one record of many: the rest is told all the same
-        damaged = one_line(str(error))
+    known, unread = lake.runs_now(config)
+    newest, damaged = max(known, key=lambda r: r.created, default=None), "; ".join(one_line(str(why)) for why in unread.values())
     notifier = local.recorded(config, "notify")
     ended = notifier if notifier and not notifier.alive() and not local.beats(config, "notify") else None
     return {

@@ -1216,21 +1216,35 @@ def records(settings: Settings) -> list[Path]:
     return [path for path in (settings.lake_path / "runs").glob("*.json") if path.is_file()]
 
 
+def read_runs(settings: Settings) -> tuple[list[Run], dict[str, LakeError]]:
+    """Every run whose record can be read, oldest first, and by its name why another cannot."""
+    found, damaged = list[Run](), dict[str, LakeError]()
+    for path in records(settings):
+        try:
+            found.append(as_run(path))
+        except LakeError as error:
+            damaged[path.stem] = error
+    return sorted(found, key=lambda r: r.created), damaged
+
+
 def runs(settings: Settings) -> list[Run]:
-    """Every run, oldest first."""
-    return sorted(map(as_run, records(settings)), key=lambda r: r.created)
+    """Every run, oldest first. Raises `LakeError` for a damaged record: who decides by them asks for all."""
+    found, damaged = read_runs(settings)
+    for error in damaged.values():
+        raise error
+    return found
 
 
-def runs_now(settings: Settings) -> list[Run]:
-    """Every run, oldest first, as people are told of it: one that nobody on this machine is at work on any more has failed."""
-    found = runs(settings)
+def runs_now(settings: Settings) -> tuple[list[Run], dict[str, LakeError]]:
+    """`read_runs`, as people are told of them: one that nobody on this machine is at work on any more has failed."""
+    found, damaged = read_runs(settings)
     for n, run in enumerate(found):
         # One that ended well while the records were read has let go only after that was in its record.
         if run.state == "running" and not is_held(lease_of(settings, run.id)):
             found[n] = run = run_of(settings, run.id)
             if run.state == "running":
                 run.state, run.note = "failed", "; ".join(filter(None, (run.note, "it was cut off")))
-    return found
+    return found, damaged
 
 
 def settled_days(settings: Settings, table: Table) -> set[date]:

@@ -194,7 +194,7 @@ def again(settings: Settings, catalog: Catalog, run: str) -> list[Path]:
     """
     from tidemark.compare import stretch_in_words
 
-    runs = [known for known in lake.runs(settings) if known.id == run and (known.visible or known.state == "rolled back")]
+    runs = [known for known in lake.read_runs(settings)[0] if known.id == run and (known.visible or known.state == "rolled back")]
     days = sorted({date.fromisoformat(day) for known in runs for day in known.days} & reported(settings))
     if days:
         log.info("reports are written again", days=stretch_in_words([str(day) for day in days]))
@@ -298,14 +298,16 @@ def length(span: timedelta | None) -> str:
 
 
 def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
-    """How a day stands, by the records of runs; of each table by that of the newest run which has computed it."""
-    runs = [r for r in lake.runs_now(settings) if str(day) in r.days and r.state != "dropped"]
+    """How a day stands, by the records of runs; of each table by that of the newest run which has computed it. A damaged record
+    is named: nobody knows what it would tell."""
+    known, damaged = lake.runs_now(settings)
+    runs, but = [r for r in known if str(day) in r.days and r.state != "dropped"], "".join(f" {e}." for e in damaged.values())
     settle = f'`tidemark settle --day {day} --reason "…"`, then `tidemark publish` with the name that it prints'
     ends = instant(midnight(day + DAY, settings.tz))
     click = f"or in Airflow: DAG `nightly`, the run of {day}, listed under its end, {ends}: Clear"
     if not runs:
         says = "No run has settled this day; readers have it live. Its night does so; where that is over, or never came:"
-        return Standing("not settled", says, follows=(settle, click))
+        return Standing("not settled", says + but, follows=(settle, click))
     run, derived = runs[-1], {d.name for d in catalog.derived}
     whole = next((r for r in reversed(runs) if not r.only), run)  # of a run of some tables the others know nothing
     newest = {n: (r, t) for r in runs if r.state not in ("running", "failed") for n, t in r.tables.items()}
@@ -331,7 +333,7 @@ def stands(settings: Settings, catalog: Catalog, day: date) -> Standing:
         return sorted({newest[n][0].id for n in names})
 
     def standing(state: str, says: str, *follows: str, bad: bool = True) -> Standing:
-        return Standing(state, says + vain, bad, follows, runs, held, over)
+        return Standing(state, says + vain + but, bad or bool(damaged), follows, runs, held, over)
 
     if run.state == "running":
         return standing("being settled", f"Run {run.id} is at work on it; {have}.", "`tidemark runs`")
