@@ -1424,6 +1424,24 @@ def test_a_roll_back_minds_and_takes_out_no_run_of_other_days_and_minds_one_that
     assert numbers(table) == [1, 20]
 
 
+@pytest.mark.parametrize("later", [None, (20,), ()], ids=["of no publication", "of a later one", "of a later one of no row"])
+def test_damaged_record_is_in_the_way_of_a_roll_back_only_where_its_run_has_published_the_table(
+    settings: Any, table: Table, later: tuple[int, ...] | None
+) -> None:
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    if later is not None:
+        published(settings, table, "r2", 0, *later)
+    (settings.lake_path / "runs" / "r2.json").write_text("")
+    if later is None:
+        roll_back(settings, table, run)
+        assert numbers(table) == [1]
+    else:
+        with pytest.raises(LakeError, match=r"runs/r2.json is damaged"):
+            roll_back(settings, table, run)
+        assert numbers(table) == [*later]
+
+
 def test_roll_back_of_what_somebody_has_rewritten_is_refused(settings, table):
     put(table, 0, 1)
     run = published(settings, table, "r1", 0, 10)

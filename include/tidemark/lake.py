@@ -1506,9 +1506,13 @@ def replaced_by(settings: Settings, run: str, table: Table) -> list[tuple[str, d
 
 def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[date]) -> list[tuple[str, date, int | None]]:
     """What would come back, as `replaced_by` gives it. Raises `LakeError` when a day was published again since, or a file is
-    gone, or someone has rewritten what the run published, or nothing notes what it replaced."""
-    name, days = table.name.split("/")[-1], set(days)
-    back, known = replaced_by(settings, run.id, table), runs(settings)
+    gone, or someone has rewritten what the run published, or nothing notes what it replaced, or a damaged record is of a run that
+    may have published a day again."""
+    name, days, files = table.name.split("/")[-1], set(days), table.files()
+    back, (known, damaged) = replaced_by(settings, run.id, table), read_runs(settings)
+    for other_id, error in damaged.items():
+        if empties(table, other_id) or any(f.run == other_id and f.day in days for f in files):
+            raise error
     for other in known:
         open_days = other.open_days if table.name.startswith("rollups/") else []
         again = days & {date.fromisoformat(d) for d in (*other.days, *open_days)}
@@ -1518,7 +1522,6 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
                 f"{min(again)} of {table.name} was published again by run {other.id}, after run {run.id}; "
                 f"roll that one back first: tidemark rollback {other.id}"
             )
-    files = table.files()
     held, ours = {f.path for f in files}, {path for path, *_ in back}
     if since := sorted({f.run for f in files if f.day in days and f.run not in (None, run.id) and f.path not in ours}):
         first = f"roll that one back first: tidemark rollback {since[0]}"
