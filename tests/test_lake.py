@@ -1442,6 +1442,16 @@ def test_damaged_record_is_in_the_way_of_a_roll_back_only_where_its_run_has_publ
         assert numbers(table) == [*later]
 
 
+def test_roll_back_before_a_publication_of_no_row_whose_record_is_gone_is_refused(settings: Any, table: Table) -> None:
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    published(settings, table, "r2", 0)
+    (settings.lake_path / "runs" / "r2.json").unlink()
+    with pytest.raises(LakeError, match=rf"what run r1 published in rollups/panes is .* tidemark settle --day {DAY}$"):
+        roll_back(settings, table, run)
+    assert numbers(table) == []
+
+
 def test_roll_back_of_what_somebody_has_rewritten_is_refused(settings, table):
     put(table, 0, 1)
     run = published(settings, table, "r1", 0, 10)

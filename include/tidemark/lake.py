@@ -1539,6 +1539,11 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
             f"what run {run.id} published in {table.name} was rewritten by someone else since, {theirs[0]} the first of it, and "
             f"would stay beside what comes back. Settle the days again: {run.anew}"
         )
+    if any(path not in held for path, *_ in back) and not stands(table, run.id):
+        raise LakeError(
+            f"what run {run.id} published in {table.name} is replaced since, by whom nobody knows any more, and what was there "
+            f"before it would come in its place. Settle the days again: {run.anew}"
+        )
     lost = [path for path, *_ in back if not (table.path / path).exists()]
     if lost:
         raise LakeError(
