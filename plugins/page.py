@@ -400,7 +400,8 @@ class Answers:
         """Each table that is written: its files, bytes, rows, days and version."""
         from tidemark import lake
 
-        return {"tables": lake.overview(self.settings, self.catalog)}
+        found, damaged = lake.overview(self.settings, self.catalog)
+        return {"tables": found, "damaged": [str(error) for error in damaged]}
 
 
 @lru_cache(maxsize=512)

@@ -563,6 +563,20 @@ def test_tables_are_those_that_are_written(run, config):
     assert (found["name"], found["version"], found["files"], found["rows"], found["days"]) == ("site_last_hour", 1, 1, 1, 1)
 
 
+def damage(config: Settings, table: str) -> None:
+    """Its newest log entry, as a power cut leaves it."""
+    max((config.lake_path / table / "_delta_log").glob("*.json")).write_text("{")
+
+
+def test_tables_are_told_also_where_the_log_of_one_is_damaged(run: Callable[..., Result], config: Settings) -> None:
+    for name in ("views/site_last_hour", "views/site_hourly_traffic"):
+        write(config, name, [{"mark": NOON, "pv": 3, "uv": 2, "settled": False}], SITE)
+    damage(config, "views/site_hourly_traffic")
+    for done in (run("tables"), run("tables", "--json")):
+        assert (done.exit_code, "site_last_hour" in done.stdout, "site_hourly_traffic" in done.stdout) == (1, True, False)
+        assert done.stderr.startswith("tidemark: table views/site_hourly_traffic: its log entry") and done.stderr.count("\n") == 1
+
+
 def test_status_of_nothing_is_an_answer(run, port):
     found = json.loads(run("status", "--json").stdout)
     assert (found["broker"], found["streams"], found["processes"], found["newest_run"]) == (

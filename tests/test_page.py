@@ -208,7 +208,7 @@ def test_a_lake_that_does_not_exist_is_an_empty_page_with_the_command_that_fills
         "days": {"days": []},
         "verdicts": {"runs": [], "tables": []},
         "runs": {"runs": [], "of": 0, "damaged": []},
-        "tables": {"tables": []},
+        "tables": {"tables": [], "damaged": []},
         "views": {"views": []},
         "scheduler": {"silent": False, "since": None},  # of a database that has no tables nothing is said either
     }

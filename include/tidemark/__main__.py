@@ -1232,9 +1232,10 @@ def runs(json_: AsJson = False) -> None:
 
 def tell_damaged(damaged: Iterable[Exception]) -> None:
     """What a list lacks, and exit code 1 for it."""
-    for error in (damaged := [*damaged]):
-        typer.echo(f"tidemark: {one_line(str(error))}", err=True)
-    if damaged:
+    said = [f"tidemark: {one_line(str(error))}" for error in damaged]
+    for one in said:
+        typer.echo(one, err=True)
+    if said:
         raise typer.Exit(FAILED)
 
 
@@ -1444,12 +1445,13 @@ def tables(json_: AsJson = False) -> None:
     """Each table of the lake: its version, files, bytes, rows and days."""
     from tidemark import lake
 
-    found = lake.overview(settings(), catalog())
+    found, damaged = lake.overview(settings(), catalog())
+    columns = ("name", "kind", "version", "files", "bytes", "rows", "days")
     if json_:
         show(found)
-        return
-    columns = ("name", "kind", "version", "files", "bytes", "rows", "days")
-    table(columns, [[row[c] for c in columns] for row in found], right=columns[2:])
+    else:
+        table(columns, [[row[c] for c in columns] for row in found], right=columns[2:])
+    tell_damaged(damaged)
 
 
 # -------------------------------------------------------------------------------------------------------------- upkeep

@@ -349,6 +349,15 @@ class Table:
         return self.delta().transaction_version(stream) if self.exists else None
 
 
+@contextmanager
+def noted(damaged: list[LakeError]) -> Iterator[None]:
+    """What is damaged of one table is noted: the work on the others goes on."""
+    try:
+        yield
+    except LakeError as error:
+        damaged.append(error)
+
+
 def checkpointed(entry: Path) -> bool:
     """Whether a checkpoint has what an entry of a Delta log says."""
     return entry.with_suffix(".checkpoint.parquet").exists()
@@ -1867,22 +1876,23 @@ def comparable(bound: Any, like: datetime) -> datetime:
     return like
 
 
-def overview(settings: Settings, catalog: Catalog) -> list[dict[str, Any]]:
-    """Each table that exists: name, kind, version, files, bytes, rows (of files that say so), days."""
+def overview(settings: Settings, catalog: Catalog) -> tuple[list[dict[str, Any]], list[LakeError]]:
+    """Each table that exists: name, kind, version, files, bytes, rows (of files that say so), days; why one cannot be read."""
     known = [(d.name, d.table.split("/")[0], table(settings, d)) for d in map(catalog.__getitem__, catalog.names)]
-    found = []
+    found, damaged = list[dict[str, Any]](), list[LakeError]()
     for name, kind, one in [*known, ("ledger", "ledger", ledger(settings)), ("verdicts", "verdicts", verdicts(settings))]:
-        if one.exists:
-            files = one.files()
-            found.append(
-                {
-                    "name": name,
-                    "kind": kind,
-                    "version": one.delta().version(),
-                    "files": len(files),
-                    "bytes": sum(f.size for f in files),
-                    "rows": sum(f.rows for f in files),
-                    "days": len({f.day for f in files}),
-                }
-            )
-    return found
+        with noted(damaged):
+            if one.exists:
+                files = one.files()
+                found.append(
+                    {
+                        "name": name,
+                        "kind": kind,
+                        "version": one.delta().version(),
+                        "files": len(files),
+                        "bytes": sum(f.size for f in files),
+                        "rows": sum(f.rows for f in files),
+                        "days": len({f.day for f in files}),
+                    }
+                )
+    return found, damaged
