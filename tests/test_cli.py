@@ -505,6 +505,16 @@ def test_rejects_of_a_topic_that_is_called_by_a_word_of_sql_are_listed(run, conf
     assert run("rejects", "order").stdout.splitlines()[1].endswith("not JSON\t{")
 
 
+def test_rejects_are_told_also_where_the_log_of_a_topic_is_damaged(run: Callable[..., Result], config: Settings) -> None:
+    for name in ("log/page_views", "log/searches"):
+        write(config, name, [record(1, b"{", "not JSON")], LOG)
+    damage(config, "log/searches")
+    done = run("rejects")
+    assert (done.exit_code, done.stdout) == (1, "topic\treject\trecords\npage_views\tnot JSON\t1\n")
+    assert done.stderr.startswith("tidemark: searches cannot be read at ") and done.stderr.count("\n") == 1
+    assert run("rejects", "searches").stdout == ""
+
+
 def test_rejects_are_as_many_as_were_asked_for_and_a_cut_is_told(run, config, environment):
     environment["TIDEMARK_QUERY_ROWS"] = "1"
     rejected = [record(1, b"{}", "late"), record(2, b"<html>", "not JSON"), record(3, b"[", "not JSON")]

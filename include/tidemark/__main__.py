@@ -1412,25 +1412,33 @@ def rejects(
     where = "reject IS NOT NULL" + (f" AND day = DATE '{day_of(day, '--day')}'" if day is not None else "")
     if topic is None:
         there = lake.written({n: p for n, p in lake.places(config, catalog()).items() if n in catalog().topics})
-        counts = [
-            f"SELECT '{n}' AS topic, reject, count(*) AS records FROM \"{n}\" WHERE {where} GROUP BY ALL" for n in sorted(there)
-        ]
-        sql = f"{' UNION ALL '.join(counts)} ORDER BY topic, records DESC, reject" if counts else "SELECT 1 WHERE false"
+        counts = f"SELECT '{{0}}' AS topic, reject, count(*) AS records FROM \"{{0}}\" WHERE {where} GROUP BY ALL"
+        asked = [f"{counts.format(n)} ORDER BY records DESC, reject" for n in sorted(there)]
         columns: tuple[str, ...] = ("topic", "reject", "records")
     else:
         name = topic_named(topic, catalog().topics.values()).name
         fields = (
             'kafka.partition AS partition, kafka.offset AS "offset", kafka.timestamp AS arrived, reject, kafka.value AS value'
         )
-        sql = f'SELECT {fields} FROM "{name}" WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}'
+        asked = [f'SELECT {fields} FROM "{name}" WHERE {where} ORDER BY arrived DESC, partition, "offset" DESC LIMIT {limit}']
         columns = ("partition", "offset", "arrived", "reject", "value")
-    found = lake.query(config, catalog(), sql, rows=limit if topic else None)
+    rows, cut, damaged = list[tuple[Any, ...]](), False, list[Exception]()
+    for sql in asked:
+        try:
+            found = lake.query(config, catalog(), sql, rows=limit if topic else None)
+        except lake.TableDamaged as error:
+            if topic:
+                raise
+            damaged.append(error)
+        else:
+            rows, cut = rows + found.rows, cut or found.truncated
     if json_:
-        show([dict(zip(columns, row, strict=True)) for row in found.rows])
+        show([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        table(columns, [[shortened(value) for value in row] for row in found.rows], right=("records", "partition", "offset"))
-    if found.truncated:
-        typer.echo(f"{len(found.rows):,} rows; there are more, for them raise TIDEMARK_QUERY_ROWS", err=True)
+        table(columns, [[shortened(value) for value in row] for row in rows], right=("records", "partition", "offset"))
+    if cut:
+        typer.echo(f"{len(rows):,} rows; there are more, for them raise TIDEMARK_QUERY_ROWS", err=True)
+    tell_damaged(damaged)
 
 
 def shortened(value: Any) -> Any:
