@@ -35,7 +35,7 @@ def maintenance() -> None:
 
         lake.expire_all(SETTINGS, CATALOG)
 
-    @task
+    @task(trigger_rule="all_done")  # what is damaged of one table keeps nothing else
     def sweep() -> int:
         """Folders that nothing names any more."""
         from tidemark import lake

@@ -677,6 +677,22 @@ def test_sweep_deletes_old_folders_that_no_table_names(run, config):
     assert (config.lake_path / "log/page_views/live/main-0-0-aa").is_dir() and not left.exists()
 
 
+@pytest.mark.parametrize("broken", ["log/page_views", "verdicts"])
+def test_sweep_does_the_rest_and_says_so_where_the_log_of_a_table_is_damaged(
+    run: Callable[..., Result], config: Settings, broken: str
+) -> None:
+    lefts = [config.lake_path / name / "live/main-9-9-left" for name in (broken, "log/searches")]
+    for left in lefts:
+        write(config, str(left.parent.parent.relative_to(config.lake_path)), [record(1, b"{}", None)], LOG)
+        left.mkdir()
+        os.utime(left, (0, 0))
+    lake.save(config, lake.Run("old", "published", ["2026-11-19"], "", (NOON - dt.timedelta(days=500)).isoformat(), "0"))
+    damage(config, broken)
+    done = run("sweep")
+    assert (done.exit_code, done.stderr.startswith(f"tidemark: table {broken}: its log entry")) == (1, True)
+    assert ([left.exists() for left in lefts], lake.runs(config)) == ([True, False], [])
+
+
 def test_sweep_takes_out_what_is_kept_no_longer(run, config):
     for name, days in (("old", 401), ("young", 399)):
         created = (dt.datetime.now(dt.UTC) - dt.timedelta(days=days)).isoformat()

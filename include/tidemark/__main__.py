@@ -1539,8 +1539,10 @@ def sweep(json_: AsJson = False) -> None:
 
     config = settings()
     every = [lake.table(config, catalog()[name]) for name in catalog().names]
-    lake.expire_all(config, catalog())
-    gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])
+    try:
+        lake.expire_all(config, catalog())
+    finally:  # what it refuses of one table keeps nothing else
+        gone = lake.sweep(config, [*every, lake.ledger(config), lake.verdicts(config)])
     if json_:
         show([str(folder) for folder in gone])
     else:

@@ -358,6 +358,12 @@ def noted(damaged: list[LakeError]) -> Iterator[None]:
         damaged.append(error)
 
 
+def refuse(damaged: list[LakeError]) -> None:
+    """Raises the first of what was `noted`."""
+    for error in damaged:
+        raise error
+
+
 def checkpointed(entry: Path) -> bool:
     """Whether a checkpoint has what an entry of a Delta log says."""
     return entry.with_suffix(".checkpoint.parquet").exists()
@@ -1239,8 +1245,7 @@ def read_runs(settings: Settings) -> tuple[list[Run], dict[str, LakeError]]:
 def runs(settings: Settings) -> list[Run]:
     """Every run, oldest first. Raises `LakeError` for a damaged record: who decides by them asks for all."""
     found, damaged = read_runs(settings)
-    for error in damaged.values():
-        raise error
+    refuse([*damaged.values()])
     return found
 
 
@@ -1652,7 +1657,8 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
 
     What the history still names stays, so that time travel keeps its promise, and so does what a publication replaced
     that can still be rolled back, and for as long what was staged and not published with the rest, or rolled back: a person
-    may publish it yet. What nothing names any more goes.
+    may publish it yet. What nothing names any more goes. Raises `LakeError` at the end where the log of a table is damaged, of
+    which nothing is deleted.
     """
     now = now or datetime.now(UTC)
     limit, since = now - duration(settings.sweep_after), now - duration(settings.rollback_for)
@@ -1662,20 +1668,22 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
     back = [r for r in known if r.undecided or (r.published and datetime.fromisoformat(r.published) > since)]
     decided = [r for r in known if r.state in ("published", "rolled back")]
     yet = {r.id for r in decided if datetime.fromisoformat(r.touched or r.created) > since}
-    gone = []
+    gone, damaged = list[Path](), list[LakeError]()
     for table in tables:
         if not table.exists:
             continue
-        named = named_folders(table)
-        spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
-        for run in back:
-            named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
-        for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
-            key = f"{folder.parent.name}/{folder.name}"
-            old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
-            if old and key not in named and folder.name not in spared:
-                shutil.rmtree(folder)
-                gone.append(folder)
+        with noted(damaged):
+            named = named_folders(table)
+            spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
+            for run in back:
+                named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
+            for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
+                key = f"{folder.parent.name}/{folder.name}"
+                old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
+                if old and key not in named and folder.name not in spared:
+                    shutil.rmtree(folder)
+                    gone.append(folder)
+    refuse(damaged)
     return gone
 
 
@@ -1721,18 +1729,21 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
     """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
     beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells. What a run
     that is at work may read yet waits for the next time: it would stage what has expired meanwhile as empty days. So does a
-    batch that is not in the ledger yet."""
+    batch that is not in the ledger yet, and a table whose log is damaged, for which it raises `LakeError` at the end."""
     now = now or datetime.now(UTC)
     limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
-    known, folder = runs(settings), settings.lake_path / "runs"
+    known, folder, damaged = runs(settings), settings.lake_path / "runs", list[LakeError]()
     if not any(run.undecided and run.state != "staged" for run in known):
         for topic in catalog.topics.values():
-            if topic.keep:
-                expire(table(settings, topic), kept_from(settings, topic, now), ledger(settings))
+            with noted(damaged):
+                if topic.keep:
+                    expire(table(settings, topic), kept_from(settings, topic, now), ledger(settings))
         others = {log.parent.name for log in settings.lake_path.glob("log/*/_delta_log")} - catalog.topics.keys()
         if all(keeps) and not others:  # a log stays whose topic is declared no more
-            expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
-    expire(verdicts(settings), limit.date())
+            with noted(damaged):
+                expire(ledger(settings), min([limit, *(now - duration(keep) for keep in keeps if keep)]).date())
+    with noted(damaged):
+        expire(verdicts(settings), limit.date())
     for run in known:
         if datetime.fromisoformat(run.created) < limit and not run.undecided:
             for name in (f"{run.id}.json", f"{run.id}.verdicts", f".{run.id}.lease", f".{run.id}.publishing"):
@@ -1741,6 +1752,7 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
     for aside in settings.checkpoints.glob("*.before-*"):
         if (found := ASIDE.fullmatch(aside.name)) and int(found["at"]) < limit.timestamp():
             shutil.rmtree(aside)
+    refuse(damaged)
 
 
 def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
