@@ -1696,6 +1696,22 @@ def test_empty_newest_entry_that_a_checkpoint_has_loses_nothing(table: Table, sp
     assert numbers(again) == [1, 2] == sorted(r.n for r in spark.read.format("delta").load(str(table.path)).collect())
 
 
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["in no checkpoint", "in one"])
+def test_empty_older_entry_is_named_unless_a_checkpoint_has_it(table: Table, checkpoint: bool) -> None:
+    for seq in range(3):
+        put(table, seq, seq)
+    if checkpoint:
+        DeltaTable(table.path).create_checkpoint()
+    put(table, 3, 3)
+    table.entry(2).write_bytes(b"")
+    again = Table(table.root, table.name, "pane")
+    if checkpoint:
+        assert numbers(again) == [0, 1, 2, 3]
+    else:
+        with pytest.raises(LakeError, match=rf"its log entry {table.entry(2)} is damaged \(it is empty.*move {table.path} away"):
+            again.delta()
+
+
 def test_damaged_log_is_not_said_to_come_again(settings) -> None:
     log = Table(settings.lake_path, "log/page_views", "pane")
     log.create(SCHEMA)

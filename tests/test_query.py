@@ -354,9 +354,11 @@ def test_only_tables_that_the_sql_names_are_listed(settings, ask):
     assert broken
 
 
-def test_empty_newest_log_entry_is_refused_rather_than_read_as_nothing(settings, ask):
+@pytest.mark.parametrize("later", [0, 1], ids=["newest", "older"])
+def test_empty_log_entry_is_refused_rather_than_read_as_nothing(settings, ask, later):
     one = table(settings, "log/page_views")
-    add(one, "live/main-1-a1", NOV_19, [view_of("/a")])
+    for n in range(1 + later):
+        add(one, f"live/main-{n}-a{n}", NOV_19, [view_of("/a")])
     (settings.lake_path / "log/page_views/_delta_log/00000000000000000001.json").write_bytes(b"")
     with pytest.raises(TableDamaged, match=r"page_views cannot be read at \S+: log entry 00000000000000000001.json is empty"):
         ask("SELECT page FROM page_views")

@@ -192,9 +192,12 @@ class Table:
         with self.read_or_named():
             found = DeltaTable(self.path)
         # Delta takes an entry without a line for a commit of nothing; a power cut leaves one in place of what was committed.
-        entry = self.entry(found.version())
-        if entry.is_file() and not entry.stat().st_size and not checkpointed(entry):
-            raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
+        for version in range(found.version(), -1, -1):
+            entry = self.entry(version)
+            if not entry.is_file() or checkpointed(entry):
+                break
+            if not entry.stat().st_size:
+                raise LakeError(self.damage(entry, "it is empty, as a power cut leaves it"))
         return found
 
     @contextmanager

@@ -282,10 +282,13 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
         adds = table.get_add_actions(flatten=True)
     except DeltaError as error:
         raise TableDamaged(f"{name} cannot be read at {path}: {str(error).splitlines()[0]}; {MENDS}") from None
-    entry = path / "_delta_log" / f"{table.version():020}.json"
-    checkpointed = entry.with_suffix(".checkpoint.parquet").exists()
-    if entry.is_file() and not entry.stat().st_size and not checkpointed:  # which Delta takes for a commit of nothing
-        raise TableDamaged(f"{name} cannot be read at {path}: log entry {entry.name} is empty, as a power cut leaves it; {MENDS}")
+    for version in range(table.version(), -1, -1):
+        entry = path / "_delta_log" / f"{version:020}.json"
+        if not entry.is_file() or entry.with_suffix(".checkpoint.parquet").exists():
+            break
+        if not entry.stat().st_size:  # which Delta takes for a commit of nothing
+            why = f"log entry {entry.name} is empty, as a power cut leaves it"
+            raise TableDamaged(f"{name} cannot be read at {path}: {why}; {MENDS}")
     partitions = table.metadata().partition_columns
     if partitions != ["day"]:
         raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
