@@ -615,7 +615,7 @@ class Stream:
 
         checkpoints = {s: lake.Checkpoint.of(self.settings, s) for s in lake.streams(self.settings, ()) if s != self.name}
         reading = {s: c.identity.topic_ids for s, c in checkpoints.items() if c.identity}
-        theirs = {s: {t for t in topics if t in self.mine.topics} for s, topics in reading.items()}
+        theirs = {s: both for s, topics in reading.items() if (both := topics.keys() & self.mine.topics.keys())}
         own = set(found.topic_ids) if found else set()
         asked = [t for t in self.mine.topics if t not in own or any(t in topics for topics in theirs.values())]
         if not asked or (not checkpoints and self.ledger.appended(self.name) is None):

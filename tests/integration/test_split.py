@@ -151,6 +151,21 @@ def test_topic_of_which_retention_has_emptied_a_partition_changes_its_stream(set
     assert stream.taken_over(None, {}) == (False, {})
 
 
+def test_damaged_checkpoint_of_a_stream_of_other_topics_keeps_none_from_a_new_generation(
+    settings: Settings, spark: SparkSession
+) -> None:
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "second", lake.ledger(settings)
+    stream.catalog = declared("one", "two")
+    stream.mine = stream.catalog.only(["one"])
+    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    checkpoint = lake.Checkpoint.of(settings, "main").path
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "tidemark.json").write_text(json.dumps(asdict(lake.Generation(1, 0, {}, {"two": "its id"}))))
+    (checkpoint / "offsets" / "0").write_bytes(b"")
+    assert stream.taken_over(None, {}) == (False, {})
+
+
 #   offsets of topic one     0       1       2
 #   in its log             [ main 4 )[ main 5, killed; its checkpoint is lost )
 #   in the ledger          [ main 4 )                        second has entered 7
