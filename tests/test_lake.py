@@ -521,6 +521,23 @@ def test_what_was_decided_on_a_version_is_decided_again_when_another_commits_fir
     assert numbers(table) == [1, 2]
 
 
+def test_what_is_appended_to_a_view_s_day_while_that_is_published_is_replaced_too(settings, table):
+    another = Table(table.root, table.name)
+    run = stage(table, a_run(settings, "r1", 0), rows(1))
+    listed = table.files
+    looks = []
+
+    def files():
+        looks.append(listed())
+        if len(looks) == 2:  # decided, and not committed yet
+            put(another, 0, 2)
+        return looks[-1]
+
+    table.files = files
+    publish(settings, table, run, whole_days=True)
+    assert numbers(table) == [1]
+
+
 def test_of_two_rewrites_that_only_add_the_second_is_decided_again(settings, table):
     another = Table(table.root, table.name)
     run = stage(table, a_run(settings, "r1", 0), rows(1))
@@ -792,6 +809,42 @@ def test_a_live_view_never_touches_a_settled_day(settings, table):
     assert numbers(table) == [10]
     swap(settings, table, NOON, NOON + 25 * HOUR, "20261119T12-all-b", rows(3, at=NOON + 24 * HOUR))
     assert numbers(table) == [3, 10]
+
+
+@pytest.mark.parametrize(
+    ("held", "left"),
+    [
+        ([NOON - MICRO, NOON, NOON + HOUR - MICRO, NOON + HOUR], [0, 3, 10]),
+        ([NOON], [10]),
+        ([NOON - MINUTE, NOON - MICRO], [0, 1, 10]),
+        ([NOON + HOUR], [0, 10]),
+    ],
+)
+def test_someone_elses_file_keeps_its_rows_outside_the_span(settings, table, held, left):
+    #    11:59:59.999999   12:00   12:59:59.999999   13:00
+    #                        [                         )
+    write_deltalake(table.path, pa.concat_tables(rows(n, at=at) for n, at in enumerate(held)), mode="append")
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-a", rows(10))
+    assert numbers(table) == left
+
+
+def test_someone_elses_file_of_business_days_is_replaced_on_those_of_the_span(settings):
+    by_day = Table(settings.lake_path, "views/days", "day")
+    by_day.create(SCHEMA)
+    before = pa.concat_tables(rows(n, at=NOON + n * 24 * HOUR) for n in (-1, 0, 1))
+    write_deltalake(by_day.path, before, mode="append")
+    midnight = NOON - 12 * HOUR
+    swap(settings, by_day, midnight, midnight + 24 * HOUR, "20261118T00-all-a", rows(10))
+    assert numbers(by_day) == [-1, 1, 10]
+
+
+def test_someone_elses_file_of_a_settled_day_is_not_touched(settings, table):
+    run = a_run(settings, "r1", 0)
+    run.tables["panes"] = {"published": "now"}
+    lake.save(settings, run)
+    write_deltalake(table.path, rows(1), mode="append")
+    swap(settings, table, NOON, NOON + HOUR, "20261118T12-all-a", rows(2))
+    assert numbers(table) == [1]
 
 
 def test_a_live_view_leaves_what_a_roll_back_has_brought_back_until_that_is_noted(settings, table):
