@@ -768,6 +768,15 @@ def test_a_person_s_optimize_before_the_pin_is_replaced_and_after_it_refused(set
     assert numbers(table) == [20]
 
 
+def test_someone_elses_file_is_replaced_only_where_it_is_older_than_every_pin(settings, table):
+    run = stage(table, a_run(settings, "r1", 1, taken=datetime.now(UTC) + MINUTE), rows(10))
+    run.pins["alarms"] = replace(run.pins["main"], stream="alarms", taken=(datetime.now(UTC) - MINUTE).isoformat())
+    write_deltalake(table.path, rows(1), mode="append")
+    with pytest.raises(LakeError, match="was written by someone else after the pin of run r1"):
+        lake.publish(settings, table, run, [DAY], ["main", "alarms"], {}, whole_days=False)
+    assert numbers(table) == [1]
+
+
 # ----------------------------------------------------------------------------------------------------------- live views
 
 
@@ -912,6 +921,17 @@ def test_batches_that_the_checkpoint_has_not_committed_and_other_days_stay_apart
     files = sorted((f.day, int(f.live["lo"]), int(f.live["hi"])) for f in table.files())
     assert (fewer, files) == (23, [(DAY, 0, 24), (DAY, 25, 25), (NEXT, 1, 23)])
     assert numbers(table) == list(range(26))
+
+
+def test_batches_of_two_streams_stay_apart(settings, table, spark):
+    for seq in range(2 * lake.WORTH_MERGING):
+        put(table, seq, seq, stream=("main", "alarms")[seq % 2])
+    lake.compact(spark, settings, table, None, {"main": 99, "alarms": 99})
+    assert sorted((f.live["stream"], int(f.live["lo"]), int(f.live["hi"])) for f in table.files()) == [
+        ("alarms", 1, 2 * lake.WORTH_MERGING - 1),
+        ("main", 0, 2 * lake.WORTH_MERGING - 2),
+    ]
+    assert numbers(table) == list(range(2 * lake.WORTH_MERGING))
 
 
 def test_too_few_small_files_are_left_alone(settings, table, spark):
