@@ -222,8 +222,9 @@ def test_a_late_event_in_a_file_that_someone_optimized_settles_its_day_again(set
     run = Run("settle-1", "published", [f"2026-11-{n:02d}" for n in range(1, 6)], "", "", "", {})
     run.tables = {name: {"published": "at one"} for name in ("closes", "moves")}
     monkeypatch.setattr(lake, "runs", lambda _: [run])
-    for offset, taken, again in ((9, before, [2, 3, 4]), (10, before, []), (9, after, [])):
-        run.pins = {"main": Pin("main", 6, {"prices": {"0": offset}}, taken)}
+    cases = ((9, before, before, [2, 3, 4]), (10, before, before, []), (9, after, after, []), (9, before, after, [2, 3, 4]))
+    for offset, taken, other, again in cases:
+        run.pins = {"main": Pin("main", 6, {"prices": {"0": offset}}, taken), "alarms": Pin("alarms", 6, {}, other)}
         assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
@@ -665,6 +666,20 @@ def test_rejects_that_are_accepted_beside_a_night_settle_its_day_too_where_that_
     settle.settle_rejects(settings, own, "a date is an instant")
     (found,) = (r for r in lake.runs(settings) if r.kind == "rejects")
     assert found.days == [str(before), str(last)]
+
+
+def test_files_with_rejects_are_rewritten_together_within_a_stream_and_one_side_of_a_pin(settings: Settings) -> None:
+    log = lake.table(settings, PRICES)
+    log.create(StructType().add("at", "timestamp").add("day", "date"))
+    rows = pa.Table.from_pylist([{"at": NOW, "day": NOW.date()}], pa.schema(log.delta().schema()))
+    for stream, seq in (("main", 6), ("main", 7), ("main", 8), ("alarms", 6)):
+        batch = lake.Batch(stream, seq, seq)
+        lake.append(log, batch, lake.write_arrow(log, batch.folder, rows))
+    pins = {"main": Pin("main", 7, READ, "")}
+    lake.save(settings, Run("settle-1", "staged", ["2026-11-05"], "", NOW.isoformat(), "", pins))
+    found = settle.groups(settings, log, {f.path for f in log.files()})
+    names = [sorted(f"{f.live['stream']} {f.live['lo']}" for f in group if f.live) for group in found]
+    assert sorted(names) == [["alarms 6"], ["main 6", "main 7"], ["main 8"]]
 
 
 #   days ago       3 ─── 2          mended by a run, of which this became;          then this was done
