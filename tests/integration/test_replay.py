@@ -506,6 +506,9 @@ WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL
     [
         ({"a": "x"}, [{"b": "x"}], "has without values of columns that were added later"),
         ({"key": b"x", "value": None}, [{"value": b"x"}], "holds otherwise than Kafka"),
+        ({"key": b"x"}, [{"key": b"y"}], "has without values of columns that were added later"),
+        ({}, [{"at": NOW - timedelta(seconds=1)}], "holds otherwise than Kafka"),
+        ({}, [{"reject": "not JSON"}], "has judged otherwise"),
         ({"headers": None}, [{"headers": []}], "has without values of columns that were added later"),
         ({"headers": [("h", None)]}, [{"headers": [("h", None)]}], None),
         ({}, [{}, {}], "has more than once"),
@@ -517,9 +520,11 @@ def test_log_in_which_a_null_has_changed_places_or_a_record_stands_twice_is_not_
 ) -> None:
     topic = Topic("made", None, 1, WITH_NULLS, "sold_at")
 
-    def record(a: str | None = None, b: str | None = None, key: Any = None, value: Any = b"{}", headers: Any = None) -> Any:
-        place = (0, 0, NOW, key, value, headers)
-        return spark.createDataFrame([("1", a, b, NOW, place, None, TODAY)], fold.log_schema(topic))
+    def record(
+        a: Any = None, b: Any = None, at: Any = NOW, key: Any = None, value: Any = b"{}", headers: Any = None, reject: Any = None
+    ) -> Any:
+        place = (0, 0, at, key, value, headers)
+        return spark.createDataFrame([("1", a, b, NOW, place, reject, TODAY)], fold.log_schema(topic))
 
     log, batch = lake.table(settings, topic), lake.Batch("main", 0, 0)
     log.create(fold.schema_of(record()))
