@@ -1027,6 +1027,13 @@ def test_run_is_refused_that_looks_at_records_of_a_topic_of_which_no_pin_says_ho
     assert settle.replay(settings, CHARGES, "again", only=["charges"]).days == [str(ago[30]), str(ago[29])]
     quiet = settle.yesterday(settings)  # what nobody reads any more holds up no night of what is read
     assert settle.settle(settings, CHARGES, [quiet], "the night").days == [str(quiet)]
+    given_up = Run("rejects-1", "dropped", [str(ago[29])], "", NOW.isoformat(), "", {}, kind="rejects")
+    monkeypatch.setattr(lake, "runs", lambda _: [given_up])
+    monkeypatch.setattr("tidemark.session.session", lambda *_: None)
+    monkeypatch.setattr(settle, "mendable", lambda *_: {})
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
+    with pytest.raises(settle.SettleError, match=refused):
+        settle.settle_rejects(settings, CHARGES, "again")
 
 
 @pytest.mark.parametrize(("idle", "refused"), [(0, False), (2, True)])
