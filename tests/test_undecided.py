@@ -494,6 +494,8 @@ def test_what_may_be_published_yet_has_no_files_merged_across_its_pin(lived, spa
 
 
 def test_rest_of_a_replay_is_not_published_over_rejects_that_were_mended_since(lived):
+    earlier = (NOW - timedelta(hours=1)).isoformat()  # the replay has read them as they were mended
+    recorded(lived, "rejects-0", "rejects", state="done", created=earlier, mended=[str(YESTERDAY)])
     run = staged(lived, "replay-1", "replay", 4, (BEFORE,), 30, open_days=[str(YESTERDAY)])
     settle.publish(lived, APART, run.id, only=["hours"])
     seen = read(lived)
@@ -558,6 +560,21 @@ def test_publication_of_which_one_table_is_refused_changes_none_and_its_run_can_
     assert lake.table(lived, minutes).delta().version() == version
     lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
     assert lake.parting(lived) == []
+
+
+def test_publication_of_which_the_second_table_was_rewritten_by_someone_changes_none(lived):
+    @rollup(reads={"clicks": CLICKS}, key=("second",), time="second", merge={"n": "max"})
+    def seconds(clicks): ...
+
+    run, table, before = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), lake.table(lived, seconds), read(lived)
+    table.create(StructType().add("n", "long").add("day", "date"))
+    write_deltalake(table.path, rows({7: YESTERDAY}), mode="append")
+    write_deltalake(lake.staging(table, run.id), rows({30: YESTERDAY}), partition_by=["day"])
+    run.tables["seconds"] = run.tables["minutes"]
+    lake.save(lived, run)
+    with pytest.raises(lake.LakeError, match="of rollups/seconds was written by someone else after the pin of run night-1"):
+        settle.publish(lived, Catalog({"clicks": CLICKS}, {"minutes": minutes, "seconds": seconds}, {}), run.id)
+    assert read(lived) == before
 
 
 def test_roll_back_of_a_run_before_one_whose_record_was_moved_away_says_to_settle_again_and_takes_no_table_back(lived):
