@@ -522,6 +522,15 @@ def test_sets_in_parts_are_counted_once_and_united_by_whoever_reads_them(spark, 
     assert rows["/alone"][2] == order.count(PARTS[0])  # a row for each set
 
 
+def test_rows_of_a_span_become_one_at_its_start_and_those_at_its_end_stay(spark):
+    #   11:59:55   [12:00:00   12:00:55)   12:01:00
+    minute, one = timedelta(minutes=1), sets_of(spark, [("/", ["e1"], ["ann"])])
+    panes = [NOON - minute / 12, NOON, NOON + minute * 11 / 12, NOON + minute]
+    span = spark.createDataFrame([(NOON, NOON + minute)], "start TIMESTAMP, end TIMESTAMP")
+    found = fold.coarser(traffic.page_panes, fold.union([one.withColumn("pane", F.lit(at)) for at in panes]), span)
+    assert sorted(r["pane"] for r in found.toArrow().to_pylist()) == [panes[0], NOON, NOON + minute]
+
+
 @pytest.mark.parametrize("counted", [(), ("views",), ("views", "visitors")])
 def test_parts_merged_once_more_are_what_merging_at_once_gives(spark, counted):
     rows = sets_of(spark, [row for row in PARTS if None not in row])
@@ -1108,6 +1117,14 @@ def test_a_table_keeps_what_kafkas_compaction_keeps_also_when_time_runs_otherwis
         (b"bob", user("bob", "moved away", 9), 0, 7),
         (b"bob", user("bob", "moved in", 1), 1, 8),
     ) == [("ann", "last"), ("bob", "moved in")]
+
+
+def test_a_table_has_the_greatest_offset_of_a_partition_though_kafkas_timestamp_runs_back(spark):
+    rows = placed(spark, (b"ann", user("ann", "Ulm", 1), 0, 5), (b"ann", user("ann", "Jena", 1), 0, 6))
+    back = rows.withColumn("timestamp", F.timestamp_seconds(F.unix_timestamp("timestamp") - F.col("offset")))
+    period = before(spark, NOON)
+    found = fold.handed_in(USERS, fold.judged(USERS, back), period, period)
+    assert [r["address"] for r in found.toArrow().to_pylist()] == ["Jena"]
 
 
 def test_a_stretch_that_its_producer_sends_again_leaves_the_table_as_it_was(spark):
