@@ -1330,6 +1330,7 @@ def test_event_time_by_which_records_of_a_log_are_of_other_days_is_refused(
     stream.spark = spark
     stream.make_tables()
     log = logged(settings, spark, PRICES, [(0, n, start + timedelta(hours=hour)) for n, hour in enumerate(hours)])
+    logged(settings, spark, PRICES, [(0, 9, start)], reject="not JSON", folder="live/main-6-6-x")  # which has no event time
     moved = replace(PRICES, event_time="at - INTERVAL 1 HOUR")
     of = catalog([type("moved", (), {"prices": moved, "lasts": replace(lasts, reads={"prices": moved})})])
     run = Run("r", "running", [str(last)], "test", NOW.isoformat(), "", {"main": Pin("main", 5, READ, "")})
