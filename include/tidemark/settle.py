@@ -1164,13 +1164,13 @@ class Settling:
         place = (F.col("kafka.partition").alias("partition"), F.col("kafka.offset").alias("offset"))
         a = again.select(
             *place,
-            F.struct("kafka.timestamp", "kafka.value").alias("a_bytes"),
+            F.struct("kafka.timestamp", "kafka.key", "kafka.value").alias("a_bytes"),
             F.col("reject").alias("a_reject"),
             hashed.alias("a"),
         )
         b = held.select(
             *place,
-            F.struct("kafka.timestamp", "kafka.value").alias("b_bytes"),
+            F.struct("kafka.timestamp", "kafka.key", "kafka.value").alias("b_bytes"),
             F.col("reject").alias("b_reject"),
             hashed.alias("b"),
             F.count("*").over(Window.partitionBy("kafka.partition", "kafka.offset")).alias("times"),

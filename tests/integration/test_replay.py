@@ -506,7 +506,7 @@ WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL
     [
         ({"a": "x"}, [{"b": "x"}], "has without values of columns that were added later"),
         ({"key": b"x", "value": None}, [{"value": b"x"}], "holds otherwise than Kafka"),
-        ({"key": b"x"}, [{"key": b"y"}], "has without values of columns that were added later"),
+        ({"key": b"x"}, [{"key": b"y"}], "holds otherwise than Kafka"),
         ({}, [{"at": NOW - timedelta(seconds=1)}], "holds otherwise than Kafka"),
         ({}, [{"reject": "not JSON"}], "has judged otherwise"),
         ({"headers": None}, [{"headers": []}], "has without values of columns that were added later"),
