@@ -577,6 +577,21 @@ def test_publication_of_which_the_second_table_was_rewritten_by_someone_changes_
     assert read(lived) == before
 
 
+def test_publication_replaces_what_another_stream_has_added_that_the_run_has_read(lived):
+    table, batch = lake.table(lived, minutes), lake.Batch("second", 0, 0)
+    lake.append(table, batch, lake.write_arrow(table, batch.folder, rows({9: YESTERDAY})))
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    run.pins["second"] = replace(run.pins["main"], stream="second", seq=0)
+    lake.save(lived, run)
+    settle.publish(lived, CATALOG, run.id)
+    assert read(lived)["minutes"][YESTERDAY] == [30]
+
+
+def test_table_that_is_published_alone_brings_what_it_reads(lived):
+    run = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30)
+    assert [p.table for p in settle.publish(lived, CATALOG, run.id, only=["hours"])] == ["minutes", "hours"]
+
+
 def test_roll_back_of_a_run_before_one_whose_record_was_moved_away_says_to_settle_again_and_takes_no_table_back(lived):
     staged(lived, "night-1", "settle", 3, (YESTERDAY,), 30)
     settle.publish(lived, CATALOG, "night-1")
