@@ -1691,6 +1691,31 @@ def test_dropped_run_leaves_no_staged_file_and_a_published_one_is_not_dropped(se
     assert lake.run_of(settings, "r1").state == "dropped"
 
 
+def test_what_readers_have_seen_of_a_run_goes_with_the_history_and_not_with_its_drop(settings, table):
+    """Whoever has opened the table while it was published, or goes back there, finds every file."""
+    from tidemark.model import Topic, catalog, rollup
+
+    clicks = Topic("clicks", "page", 1, "page STRING NOT NULL, at TIMESTAMP NOT NULL", "at")
+
+    @rollup(reads={"clicks": clicks}, key=("page", "pane"), time="pane", merge={"n": "max"})
+    def panes(clicks: Any) -> Any: ...
+
+    own = catalog([type("p", (), {"clicks": clicks, "panes": panes})])
+    put(table, 0, 1)
+    run = published(settings, table, "r1", 0, 10)
+    opened = DeltaTable(table.path)
+    roll_back(settings, table, run)
+    run.state, run.published, run.tables = "rolled back", None, {}
+    lake.save(settings, run)
+    lake.drop(settings, own, run)
+    assert (lake.run_of(settings, "r1").state, numbers(table)) == ("dropped", [1])
+    assert opened.to_pyarrow_table()["n"].to_pylist() == [10]
+    assert DeltaTable(table.path, version=opened.version()).to_pyarrow_table()["n"].to_pylist() == [10]
+    never = stage(table, a_run(settings, "r2", 0), rows(11))
+    lake.drop(settings, own, never)
+    assert [folder.name for folder in (table.path / "runs").iterdir()] == ["r1"]
+
+
 def test_nobody_begins_to_work_on_a_run_while_it_is_dropped(settings, monkeypatch):
     from tidemark.model import catalog
 

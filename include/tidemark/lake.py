@@ -1759,7 +1759,8 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
 
 
 def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
-    """Give a run up: its staged files are deleted, its record stays. Nothing that readers see changes.
+    """Give a run up: its staged files are deleted, its record stays. Nothing that readers see changes, nor what they go back to:
+    where it was published and taken back, `sweep` deletes its files once the table's history names them no more.
 
     Raises `LakeError` for a run that readers see, and for one that somebody works on: it would go on without what is gone.
     """
@@ -1773,9 +1774,9 @@ def drop(settings: Settings, catalog: Catalog, run: Run) -> None:
             raise LakeError(f"run {run.id} is published; take it back first: tidemark rollback {run.id}")
         try:
             with FileLock(lease_of(settings, run.id), timeout=LOOKS):  # nor may anybody begin meanwhile
-                for name in catalog.names:
-                    folder = staging(table(settings, catalog[name]), run.id)
-                    if folder.exists():
+                for one in (table(settings, catalog[name]) for name in catalog.names):
+                    folder = staging(one, run.id)
+                    if folder.exists() and not (one.exists and f"runs/{run.id}" in named_folders(one)):
                         shutil.rmtree(folder)
                 run.state = "dropped"
                 save(settings, run)
