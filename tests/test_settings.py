@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from deltalake import DeltaTable, Field, Schema
 from pydantic import ValidationError
 
 from tidemark.__main__ import ending
@@ -72,6 +73,14 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"query_rows": -1}, r"TIDEMARK_QUERY_ROWS=-1: Input should be greater than or equal to 0"),
         *(({name: 0}, rf"TIDEMARK_{name.upper()}=0: Input should be greater than or equal to 1") for name in COUNTS),
         ({"home": ROOT}, r"TIDEMARK_HOME=.*: tidemark itself is there; give a folder of its own"),
+        *(
+            (
+                {where: f"/a/b {sign}c"},
+                r"the lake would be /a/b .*, and Delta finds no table below a path with '.{1,3}' in it; set",
+            )
+            for where in ("home", "lake")
+            for sign in ("%41", "%2f", "[", "]", "|", "^", "\\", "\n", "\t")
+        ),
     ],
 )
 def test_contradiction_is_one_sentence_that_names_the_variable(given: dict[str, Any], sentence: str, pem: Path) -> None:
@@ -139,3 +148,9 @@ def test_a_stream_has_its_own_trigger_and_heap_where_they_are_said() -> None:
     )
     told = {s: (settings.of(s).trigger, settings.of(s).driver_memory) for s in ("main", "alarms", "orders")}
     assert told == {"main": ("5 seconds", "1536m"), "alarms": ("1 second", "768m"), "orders": ("5 seconds", "3g")}
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "ä#+x?", "%zz", "{a},*'"])
+def test_a_lake_may_have_any_other_path(tmp_path: Path, name: str) -> None:
+    table = DeltaTable.create(Settings(_env_file=None, home=tmp_path / name).lake_path, Schema([Field("n", "long")]))
+    assert DeltaTable(table.table_uri).version() == DeltaTable(tmp_path / name / "lake").version() == 0
