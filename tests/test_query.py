@@ -2,11 +2,13 @@
 
 import datetime as dt
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +16,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidemark.model import Catalog, Live, Topic, View, rollup
-from tidemark.query import QueryError, Result, TableDamaged, connect, goes_on, query
+from tidemark.query import QueryError, Result, TableDamaged, connect, goes_on, query, wrong
 from tidemark.settings import Settings
 
 NOV_18, NOV_19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
@@ -172,6 +174,25 @@ def test_file_that_is_gone_is_said(settings, ask):
         TableDamaged, match=r"page_views cannot be read: No files found .*live/main-1-a1.*; tidemark verify finds"
     ):
         ask("SELECT page FROM page_views")
+
+
+def test_file_that_goes_while_a_connection_has_its_table_is_a_table_s_damage(settings):
+    log = table(settings, "log/page_views")
+    path = add(log, "live/main-1-a1", NOV_19, [view_of("/a")])
+    connection = connect(settings, CATALOG)
+    (settings.lake_path / "log/page_views" / path).unlink()
+    with pytest.raises(duckdb.Error) as raised:
+        connection.execute("SELECT page FROM page_views")
+    assert isinstance(wrong(raised.value, {}), TableDamaged)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "/nowhere/*.parquet", "{lake}/log/page_views/live/x.parquet"])
+def test_file_that_a_query_names_is_refused_and_no_table_s_damage(settings, ask, name):
+    table(settings, "log/page_views")
+    name = name.format(lake=settings.lake_path)
+    with pytest.raises(QueryError, match=f"{re.escape(name)} is refused: a query reads the lake's tables by name") as raised:
+        ask(f"SELECT * FROM '{name}'")
+    assert not isinstance(raised.value, TableDamaged)
 
 
 @pytest.mark.parametrize(

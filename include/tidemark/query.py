@@ -355,6 +355,9 @@ MENDS = "tidemark verify finds what else is damaged, and docs/operating.md, Dama
 def wrong(error: duckdb.Error, known: dict[str, Path], what: str = "") -> QueryError:
     """What DuckDB raised, as ours: against the query, or against a file of the lake."""
     said = what + sentence(str(error), known)
+    file = re.match(r'Permission Error: Cannot access file "(.+?)"', str(error))
+    if file and not file[1].endswith("/**/*.parquet"):  # which DuckDB looks for where one of ours is gone
+        return QueryError(f"{file[1]} is refused: a query reads the lake's tables by name (tidemark tables lists them)")
     return TableDamaged(f"{said}; {MENDS}") if re.search(r"\.parquet\b", str(error)) else QueryError(said)
 
 
