@@ -3,15 +3,18 @@
 import json
 import re
 import shlex
+import shutil
 import types
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 import typer
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
@@ -141,12 +144,28 @@ def folder(spark, tmp_path_factory) -> Iterator[Path]:
     yield folder
 
 
-@pytest.mark.parametrize("start", ["import duckdb", "import polars", "from pathlib"], ids=["duckdb", "polars", "spark"])
+@pytest.mark.parametrize("start", ["import duckdb", "from pathlib"], ids=["duckdb", "spark"])
 def test_snippet_answers_from_the_settled_rows(start, spark, folder, monkeypatch):
     monkeypatch.chdir(folder)
     names = {"spark": spark}
     exec(block(start), names)
     assert [tuple(row) for row in names["answer"]] == ANSWER
+
+
+def test_snippet_of_polars_answers_likewise_and_counts_every_row(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder / ".tidemark", tmp_path / ".tidemark")  # where the path has no space
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block("import polars"), names)
+    assert names["answer"] == ANSWER
+    assert names["traffic"].select(polars.len()).collect().item() == names["traffic"].collect().height == 1 + len(SETTLED)
+
+
+def test_advice_on_polars_reads_a_table_whose_path_has_a_space(folder):
+    said = "pl.from_arrow(DeltaTable(path).to_pyarrow_table())"
+    assert f"`{said}`" in README
+    found = eval(said, {"pl": polars, "DeltaTable": DeltaTable, "path": folder / ".tidemark/lake/views/daily_traffic"})
+    assert found.height == 1 + len(SETTLED)
 
 
 def test_query_of_the_page_answers_the_same(folder):
