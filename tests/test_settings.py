@@ -65,6 +65,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (USER | {"kafka_protocol": "SASL_PLAINTEXT", "kafka_mechanism": "PLAIN"}, r"MECHANISM=PLAIN .* the password readable"),
         ({"driver_memory": "2048"}, r'TIDEMARK_DRIVER_MEMORY=2048: "2048" is not the size of a heap; write it like 1408m or 4g'),
         ({"driver_memories": "main=4g, alarms=lots"}, r'TIDEMARK_DRIVER_MEMORIES=.*: "lots" is not the size of a heap'),
+        ({"driver_memory": "470m"}, r'TIDEMARK_DRIVER_MEMORY=470m: Spark needs a heap of 480m at the least, and "470m" is less'),
+        ({"driver_memories": "main=4g, alarms=0m"}, r"TIDEMARK_DRIVER_MEMORIES=.*: Spark needs a heap of 480m at the least"),
         ({"master": "localhost:7077"}, r'TIDEMARK_MASTER=localhost:7077: "localhost:7077" is no master of Spark; write it like'),
         ({"controller_port": 190930}, r"TIDEMARK_CONTROLLER_PORT=190930: Input should be less than or equal to 65535"),
         ({"airflow_port": 0}, r"TIDEMARK_AIRFLOW_PORT=0: Input should be greater than or equal to 1"),

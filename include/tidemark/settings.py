@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 logging.getLogger("dotenv.main").setLevel(logging.ERROR)  # of a line that it passes over, which is refused here
 PLATFORMS = ("dingtalk", "wecom")
 """Whose robots are known."""
+LEAST_HEAP = 480
+"""In MiB: Spark refuses to begin in less than 450 of what the JVM counts, which is less than it was given."""
 
 
 class Settings(BaseSettings):
@@ -200,6 +202,8 @@ class Settings(BaseSettings):
         for size in [said] if field.field_name == "driver_memory" else by_stream(said).values():
             if not re.fullmatch(r"\d+[kmgt]", size, re.IGNORECASE):
                 raise ValueError(f'"{size}" is not the size of a heap; write it like 1408m or 4g')
+            if int(size[:-1]) * 1024 ** ("kmgt".index(size[-1].lower()) + 1) < LEAST_HEAP * 1024**2:
+                raise ValueError(f'Spark needs a heap of {LEAST_HEAP}m at the least, and "{size}" is less')
         return said
 
     @field_validator("master")
