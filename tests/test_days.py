@@ -873,10 +873,11 @@ OUT = {"moves": {"published": "so"}}
         (WHOLE | OUT, [([7, 6, 5, 4], OUT, [])], [7, 6, 5, 4]),
         (WHOLE | OUT, [([7, 6, 5, 4], OUT, []), ([6, 5], WHOLE, ["closes"])], [7, 4]),
         (WHOLE | OUT, [([7, 6, 5, 4], OUT, []), ([7, 6, 5, 4], HALF, [])], []),
+        (WHOLE | OUT, [([7, 6, 5, 4], OUT | {"closes": {"gate": "passed", "reasons": []}}, [])], [7, 6, 5, 4]),
         (WHOLE | OUT, [([7, 6, 5, 4], {}, [])], []),  # a run that failed, which was told
         (OUT, [([7, 6, 5, 4], OUT, [])], []),  # it is new
     ],
-    ids=["taken out", "settled by hand since", "held back since", "failed", "new"],
+    ids=["taken out", "settled by hand since", "held back since", "taken out before it was published", "failed", "new"],
 )
 def test_night_that_was_taken_without_a_table_which_was_published_before_is_missed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], runs: Sequence[Any], missed: list[int]

@@ -365,6 +365,18 @@ def test_run_is_taken_back_and_dropped_without_a_table_that_is_declared_no_more(
     assert read(lived) == seen
 
 
+def test_publication_leaves_a_table_that_is_declared_no_more_and_says_so(lived):
+    run, left = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), Catalog({"clicks": CLICKS}, {"minutes": minutes}, {})
+    before = read(lived)["hours"]
+    with capture_logs() as said:
+        assert [p.table for p in settle.publish(lived, left, run.id)] == ["minutes"]
+    assert [one["tables"] for one in said if "no pipeline declares it" in one["event"]] == [["hours"]]
+    assert (read(lived)["minutes"][YESTERDAY], read(lived)["hours"]) == ([30], before)
+    with capture_logs() as said:
+        settle.publish(lived, CATALOG, run.id)
+    assert (read(lived)["hours"][YESTERDAY], said) == ([30], [])
+
+
 #   by table: its checks, its warnings, why its gate has failed, what its history says of it
 @pytest.mark.parametrize(
     ("of", "checks", "warnings", "reasons", "verdict"),

@@ -773,9 +773,9 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
 
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
-    was away at night. Those too that runs have taken without a table which was published before and has rows of them: its
-    pipeline was taken out meanwhile, or it had another name. What lies before the first is left to a person, as are days so old
-    that the records of their runs have expired, and what a log no longer holds as it is."""
+    was away at night. Those too that runs have taken without a table which was published before and has rows of them, or have
+    published but for it: its pipeline was taken out meanwhile, or it had another name. What lies before the first is left to a
+    person, as are days so old that the records of their runs have expired, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
     whole, taking = [run for run in runs if not run.only and run.visible], [run for run in runs if takes(settings, catalog, run)]
     newest, taken = newest_runs(catalog, runs), days_of(taking)
@@ -783,7 +783,9 @@ def missed(settings: Settings, catalog: Catalog) -> list[date]:
     found = {d for d in {*days_held(settings, catalog, catalog.derived)} - taken if d > first}
     for declared in catalog.derived:
         begun = min(days_of(r for r in whole if r.tables.get(declared.name, {}).get("published")), default=date.max)
-        mine = days_of(r for r in taking if not r.tables or declared.name in r.tables) | newest[declared.name].keys()
+        # A run may have computed it and published the others: it was in no pipeline by then.
+        waits = (r for r in taking if not r.tables or (declared.name in r.tables and r.state != "published"))
+        mine = days_of(waits) | newest[declared.name].keys()
         if without := {d for d in taken - mine if d > begun}:
             found |= without & {*days_held(settings, catalog, [declared])}
     since, _ = held_from(settings, catalog, catalog.names)
@@ -1666,6 +1668,9 @@ def publish(
                     run.tables[name].pop("forced")
                     run.tables[name] |= before
                 lake.save(settings, run)
+        waiting = [n for n, its in run.tables.items() if its.get("rows") is not None and not its.get("published")]
+        if not only and (left := [n for n in waiting if n not in catalog.names]):
+            log.warning("stays as it was: no pipeline declares it any more", tables=left, run=run.id)
         held = [p for p in done if p.blocked and set(over) & set(run.tables[p.table].get("failed", []))]
         if held and all(p.version is None for p in done):
             said = "; ".join(f"{p.table} is held back: {'; '.join(p.blocked)}" for p in held)
