@@ -1182,7 +1182,9 @@ class Settling:
             F.when(F.col("b").isNull(), "lacks")
             .when(F.col("times") > 1, "has more than once")
             .when(F.col("a").isNull() | ~F.col("a_bytes").eqNullSafe(F.col("b_bytes")), "holds otherwise than Kafka")
-            .when(~F.col("a_reject").eqNullSafe(F.col("b_reject")), "has judged otherwise")
+            .when(F.col("a_reject").isNull() & F.col("b_reject").isNotNull(), "has as rejects, and the code of now accepts")
+            .when(F.col("a_reject").isNotNull() & F.col("b_reject").isNull(), "has accepted, and the code of now does not")
+            .when(F.col("a_reject") != F.col("b_reject"), "rejects for another reason")
             .otherwise("has without values of columns that were added later")
         )
         found = (
@@ -1197,8 +1199,10 @@ class Settling:
         )
         raise SettleError(
             f"topic {topic.name}: Kafka, judged by the code of now, and the log differ: {said}. The next settling reads the "
-            f"log and would undo the replay. Mend rejects first (tidemark settle --rejects), take back what somebody did to the "
-            f"log (DESCRIBE HISTORY delta.`{self.outer[topic.name].path}`), or replay the log: tidemark replay --source log"
+            f"log and would undo the replay. Drop the run (tidemark drop {self.run.id}), then mend rejects that are accepted now "
+            f"(tidemark settle --rejects), take back what somebody did to the log (DESCRIBE HISTORY "
+            f"delta.`{self.outer[topic.name].path}`), or replay the log, where what was accepted stays so: tidemark replay "
+            f"--source log"
         )
 
     def complete(self, topic: Topic) -> None:
