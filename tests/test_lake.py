@@ -317,6 +317,17 @@ def test_a_checkpoint_s_identity_that_is_empty_is_named_with_the_way_out(setting
         checkpoint.identity  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["[1]", "{1}", "{1,2} *", "a?b"])
+def test_a_path_is_no_pattern(settings, spark, name):
+    table, beside = (
+        Table(settings.lake_path / n, "rollups/panes", "pane") for n in (name, "1 and more" if "*" in name else "axb")
+    )
+    for n, one in enumerate((table, beside)):
+        one.create(SCHEMA, "Panes of each page.")
+        put(one, 0, n)
+    assert [r["n"] for r in lake.read(spark, table).collect()] == [0]
+
+
 def test_a_row_without_a_day_is_refused(table, spark):
     nowhere = rows(1).set_column(3, "day", pa.array([None], pa.date32()))
     with pytest.raises(ValueError, match="rollups/panes: a row has no pane, so it belongs to no day"):

@@ -1872,7 +1872,9 @@ def read(
     ]
     if not chosen:
         return spark.createDataFrame(pa.schema(delta.schema()).empty_table(), schema)
-    frame = spark.read.schema(inside).option("recursiveFileLookup", "true").parquet(*(str(table.path / f.path) for f in chosen))
+    # A path is one file's, whatever its signs: none is a pattern.
+    there = spark.read.schema(inside).options(recursiveFileLookup="true", __globPaths__="false")
+    frame = there.parquet(*(str(table.path / f.path) for f in chosen))
     if len(of := {f.day for f in chosen}) == 1:
         return frame.withColumn("day", F.lit(of.pop()).cast("date"))
     # Cut out of the path for each row: a regular expression takes three times as long.
