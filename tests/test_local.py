@@ -556,7 +556,7 @@ def test_setting_of_a_stream_that_is_none_is_refused(settings: Settings, monkeyp
     second = settings.checkpoints / "second" / "tidemark.json"
     second.parent.mkdir(parents=True)
     second.write_text("{}")
-    monkeypatch.setenv(name, "alarms=2m, second=2m, alarmz=2m".replace("2m", "2m" if "MEM" in name else "2 seconds"))
+    monkeypatch.setenv(name, "alarms=2, second=2, alarmz=2".replace("2", "2g" if "MEM" in name else "2 seconds"))
     with pytest.raises(cli.Wrong, match=f"^{name} names stream alarmz, and there is none; there are: main, alarms, second$"):
         cli.bring_up(Settings(home=settings.home), cli.Steps())
 

@@ -262,9 +262,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def lake_is_found_where_it_is(self) -> Self:
         """Delta makes a URL of a table's path, with these signs of none or of another one: what was written is not there."""
-        if found := re.search(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\t\n\r]", str(self.lake_path)):
+        if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\t\n\r]", str(self.lake_path)):
             raise ValueError(
-                f"the lake would be {self.lake_path}, and Delta finds no table below a path with {found[0]!r} in it; "
+                f"the lake would be {self.lake_path}, and no table is found below a path with {found[0]!r} in it; "
                 "set TIDEMARK_LAKE to another folder"
             )
         return self
