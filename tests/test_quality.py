@@ -13,7 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
+from great_expectations.core import ExpectationValidationResult
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark import lake, quality, settle
@@ -392,6 +395,13 @@ def test_a_query_is_run_once_where_it_finds_no_row_and_again_for_its_rows_where_
     found = [v for v in quality.judge("r1", {"hourly_traffic": judged}) if v.outcome == "failed"]
     assert [(v.unexpected, "/a" in v.sample) for v in found] == [(1, True)]
     assert [sum(f"pv < {n}" in query for query in asked) for n in (1, 2)] == [1, 3]
+
+
+def test_a_result_that_is_numpy_s_is_on_its_page():
+    told: Any = np.False_
+    config = ExpectationConfiguration(type="expect_column_stdev_to_be_between", kwargs={"column": "price"})
+    result = ExpectationValidationResult(success=told, expectation_config=config, result={"observed_value": 1.0})
+    assert json.loads(json.dumps(quality.on_page(result).to_json_dict()))["success"] is False
 
 
 def test_pages_go_once_they_are_as_old_as_operating_says(tmp_path):

@@ -534,7 +534,7 @@ def on_page(result: Any) -> Any:
     if result.success and shown.kwargs.get("mostly", 1) == 1:
         values = {"unexpected_percent": 0.0, **values}
     return ExpectationValidationResult(
-        success=result.success,
+        success=bool(result.success),  # of some checks it is NumPy's, of which JSON knows nothing
         expectation_config=ExpectationConfiguration(
             type=shown.type.replace("unexpected_row_count", "unexpected_rows_expectation"),
             kwargs=shown.kwargs,
