@@ -979,7 +979,7 @@ def counted(
 ) -> list[Row]:
     """Of a log's records in some files that lie in `{partition: (from, until)}`, by `partition`: the `low`est and the `high`est
     offset, how many are `accepted` and `rejected`, and how many offsets are `there`: a bit each, of words that are merged. These
-    are most of the work; who does not ask for them must not look at them.
+    are most of the work, and null where they are not asked for and DuckDB counts.
 
     DuckDB takes a tenth of the CPU that it costs Spark, which reads what DuckDB does not, such as deletion vectors.
     """
@@ -1009,10 +1009,10 @@ def counted_by_duckdb(
 ) -> list[Row]:
     """`counted`. Raises `QueryError` for a table that DuckDB does not read."""
     within = ", ".join(f"({int(p)}, {int(since)}, {int(until)})" for p, (since, until) in spans.items())
+    word, bits = ("place >> 6", "bit_or(1::UBIGINT << (place & 63)::UBIGINT)") if there else ("0", "NULL::UBIGINT")
     asked = f"""
-        SELECT part, {"place >> 6" if there else "0"} AS word, min(place) AS low, max(place) AS high,
-               count_if(reject IS NULL) AS accepted, count_if(reject IS NOT NULL) AS rejected,
-               bit_or(1::UBIGINT << (place & 63)::UBIGINT) AS bits
+        SELECT part, {word} AS word, min(place) AS low, max(place) AS high, count_if(reject IS NULL) AS accepted,
+               count_if(reject IS NOT NULL) AS rejected, {bits} AS bits
         FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
         JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
         WHERE place >= since AND place < until GROUP BY ALL"""
