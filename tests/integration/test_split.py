@@ -99,11 +99,18 @@ def records(settings: Settings, stream: str, name: str) -> int:
     return sum(row["records"] for row in entered(settings, stream) if row["topic"] == name)
 
 
-def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(settings: Settings, spark: SparkSession) -> None:
-    stream = object.__new__(speed.Stream)
-    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "third", lake.ledger(settings)
-    stream.mine = declared("one", "two").only(["one"])
+def taking_over(settings: Settings, spark: SparkSession, name: str) -> Any:
+    """A stream that reads topic one from now on, over a ledger without a row."""
+    stream: Any = object.__new__(speed.Stream)
+    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, name, lake.ledger(settings)
+    stream.catalog = declared("one", "two")
+    stream.mine = stream.catalog.only(["one"])
     stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    return stream
+
+
+def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(settings: Settings, spark: SparkSession) -> None:
+    stream = taking_over(settings, spark, "third")
     for n, (name, seq) in enumerate((("main", 4), ("second", 7))):
         row = {
             "stream": name,
@@ -124,11 +131,7 @@ def test_topic_that_changes_its_stream_twice_brings_the_batches_of_both_streams(
 
 def test_topic_of_which_retention_has_emptied_a_partition_changes_its_stream(settings: Settings, spark: SparkSession) -> None:
     """The stream began there at 500 and has read nothing: no row of the ledger says so."""
-    stream: Any = object.__new__(speed.Stream)
-    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "second", lake.ledger(settings)
-    stream.catalog = declared("one", "two")
-    stream.mine = stream.catalog.only(["one"])
-    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    stream = taking_over(settings, spark, "second")
     checkpoint = lake.Checkpoint.of(settings, "main").path
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True)
@@ -154,11 +157,7 @@ def test_topic_of_which_retention_has_emptied_a_partition_changes_its_stream(set
 def test_damaged_checkpoint_of_a_stream_of_other_topics_keeps_none_from_a_new_generation(
     settings: Settings, spark: SparkSession
 ) -> None:
-    stream: Any = object.__new__(speed.Stream)
-    stream.settings, stream.spark, stream.name, stream.ledger = settings, spark, "second", lake.ledger(settings)
-    stream.catalog = declared("one", "two")
-    stream.mine = stream.catalog.only(["one"])
-    stream.ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    stream = taking_over(settings, spark, "second")
     checkpoint = lake.Checkpoint.of(settings, "main").path
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "tidemark.json").write_text(json.dumps(asdict(lake.Generation(1, 0, {}, {"two": "its id"}))))
