@@ -538,17 +538,43 @@ def test_records_of_a_log_are_counted_by_duckdb_as_by_spark(spark, settings, mon
         {"partition": 0, "low": 63, "high": 64, "accepted": 2, "rejected": 1, "there": 2},
         {"partition": 2, "low": 0, "high": 2**40, "accepted": 2, "rejected": 1, "there": 3},
     ]
-    found = settle.counted_by_duckdb(log, log.files(), spans)
-    assert sorted(found, key=lambda r: r["partition"]) == wanted
-    ends = settle.counted_by_duckdb(log, log.files(), spans, there=False)
-    assert sorted(ends, key=lambda r: r["partition"]) == [r | {"there": None} for r in wanted]
+    (first,) = (f for f in log.files() if f.path.startswith("live/main-1-1-a"))
+    others = [f for f in log.files() if f != first]
+
+    def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(rows, key=lambda r: r["partition"])
+
+    def counts_as_wanted() -> None:
+        assert in_order(settle.counted(spark, log, log.files(), spans)) == wanted
+        with settle.Counting(spark, log) as count:
+            assert in_order(count.add([first], spans)) == [
+                {"partition": 0, "low": 63, "high": 64, "accepted": 1, "rejected": 1, "there": 2},
+                {"partition": 2, "low": 0, "high": 0, "accepted": 0, "rejected": 1, "there": 1},
+            ]
+            assert (
+                in_order(count.add(others, spans)) == wanted == in_order(count.add([], spans)) == in_order(count.add(others, {}))
+            )
+        assert settle.counted(spark, log, [], spans) == settle.counted(spark, log, log.files(), {}) == []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settle.Counting, "by_spark", lambda _: pytest.fail("DuckDB reads it"))
+        counts_as_wanted()
+    asked, by_duckdb = list[int](), settle.Counting.by_duckdb
+
+    def refuses_the_second(count: settle.Counting, *of: Any) -> list[dict[str, Any]]:
+        asked.append(len(count.added))
+        found = by_duckdb(count, *of)
+        if len(count.added) == 2:
+            raise query.QueryError("deletion vectors")
+        return found
 
     def refuses(*_: Any) -> None:
         raise query.QueryError("deletion vectors")
 
-    monkeypatch.setattr(settle, "counted_by_duckdb", refuses)
-    assert sorted(settle.counted(spark, log, log.files(), spans), key=lambda r: r["partition"]) == wanted
-    assert settle.counted(spark, log, [], spans) == settle.counted(spark, log, log.files(), {}) == []
+    for refusing in (refuses_the_second, refuses):
+        monkeypatch.setattr(settle.Counting, "by_duckdb", refusing)
+        counts_as_wanted()
+    assert asked == [1, 1, 2]
 
 
 def test_a_day_of_many_millions_is_counted_by_duckdb_in_the_memory_that_it_has(spark, settings, monkeypatch):
@@ -570,7 +596,8 @@ def test_a_day_of_many_millions_is_counted_by_duckdb_in_the_memory_that_it_has(s
         lake.append(log, lake.Batch("main", n, n), adds)
     monkeypatch.setattr(query, "MEMORY", "12MB")
     monkeypatch.setattr(settle, "PART", each)
-    (found,) = settle.counted_by_duckdb(log, log.files(), {0: (0, 2**40)})
+    monkeypatch.setattr(settle.Counting, "by_spark", lambda _: pytest.fail("DuckDB has no room for it"))
+    (found,) = settle.counted(spark, log, log.files(), {0: (0, 2**40)})
     assert (found["accepted"], found["there"]) == (8 * each, 8 * each)
 
 

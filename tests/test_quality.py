@@ -186,16 +186,24 @@ def test_a_log_row_outside_its_own_checks_fails_exactly_that_check(spark, row, f
     assert not_passed(verdicts) == dict.fromkeys(failed, "failed")
 
 
-def test_records_that_a_log_has_twice_are_counted_and_shown(spark):
+@pytest.mark.parametrize("repeats", [None, 3])
+def test_records_that_a_log_has_twice_are_counted_and_shown(spark, repeats):
     held = [(p, o) for p in (0, 1) for o in range(150) if (p, o) != (0, 70)]
     rows = [(f"{p}-{o}", {"partition": p, "offset": o}, None, START.date()) for p, o in [*held, (0, 63), (1, 64), (1, 64)]]
     schema = "event_id STRING, kafka STRUCT<partition INT, offset BIGINT>, reject STRING, day DATE"
     frame = spark.createDataFrame(rows, schema).repartition(4)
-    found = quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END)})
+    found = quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END, repeats)})
     (twice,) = [v for v in found if v.outcome != "passed"]
     assert (twice.check, twice.unexpected) == ("each record stands once", 2)
     shown = sorted((r["partition"], r["offset"], r["times"]) for r in json.loads(twice.sample))
     assert shown == [(0, 63, 2), (1, 64, 3)]
+
+
+def test_records_that_were_counted_once_each_are_not_counted_again(spark):
+    raises = "struct(0 AS partition, CAST(raise_error('it is read') AS BIGINT) AS offset) AS kafka"
+    frame = spark.range(1).selectExpr("'e1' AS event_id", raises, "CAST(NULL AS STRING) AS reject", "DATE '2026-11-19' AS day")
+    asked = [quality.judge("r1", {"page_views": Judged(PAGE_VIEWS, frame, START, END, repeats)}) for repeats in (None, 0)]
+    assert [not_passed(verdicts) for verdicts in asked] == [{"each record stands once": "error"}, {}]
 
 
 def test_own_checks_have_the_same_names_whatever_type_time_has():

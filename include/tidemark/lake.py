@@ -132,6 +132,11 @@ class File:
         found = RUN.match(self.path)
         return found["run"] if found else None
 
+    def may_hold(self, lo: int, hi: int, stream: str) -> bool:
+        """Whether it may hold rows of a stream's batches `lo` to `hi`: live, and its span meets them, or of other origin."""
+        live = self.live
+        return not live or (live["stream"] == stream and int(live["hi"]) >= lo and int(live["lo"]) <= hi)
+
     def meets(self, low: datetime | None, high: datetime | None) -> bool:
         """Whether it may hold rows of `[low, high)`, as far as its statistics say."""
         begins = low is None or self.high is None or comparable(self.high, low) >= millisecond(low)
@@ -341,11 +346,7 @@ class Table:
     def files_of(self, lo: int, hi: int, stream: str) -> list[File]:
         """The files that may hold rows of a stream's batches `lo` to `hi`: live ones whose span meets it, and all of other
         origin."""
-
-        def may(live: re.Match[str]) -> bool:
-            return live["stream"] == stream and int(live["hi"]) >= lo and int(live["lo"]) <= hi
-
-        return [f for f in self.files() if not f.live or may(f.live)]
+        return [f for f in self.files() if f.may_hold(lo, hi, stream)]
 
     def appended(self, stream: str) -> int | None:
         """The `seq` of the stream's newest batch in this table, or None. Batch 0 is a number like any other."""

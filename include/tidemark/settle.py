@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
@@ -44,6 +44,7 @@ from tidemark.model import (
 )
 
 if TYPE_CHECKING:
+    import duckdb
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidemark.settings import Settings
@@ -656,24 +657,32 @@ def unread_by_duckdb(table: lake.Table, file: lake.File, read: Mapping[str, int]
 
 
 def of_log_by_duckdb(
-    table: lake.Table, files: Sequence[lake.File], asked: str, more: Mapping[str, str] | None = None, whole: str = "FROM parts"
+    table: lake.Table,
+    files: Sequence[lake.File],
+    asked: str,
+    more: Mapping[str, str] | None = None,
+    whole: str = "FROM parts",
+    db: duckdb.DuckDBPyConnection | None = None,
 ) -> list[Row]:
     """The answer to a query of `{log}`: `kafka` and `reject` of some files of a log, and `more` columns by their types. Instants
     are UTC. It is asked of `PART` records at once, and `whole` of all its answers, which are the table `parts`: in one go DuckDB
-    has no room for the groups of a day of 80 million. Raises `QueryError` for a table that DuckDB does not read."""
+    has no room for the groups of a day of 80 million. A caller's `db` keeps them for its next files. Raises `QueryError` for a
+    table that DuckDB does not read."""
     import duckdb
 
     query.refuse_unreadable(table.name, table.delta())
     types = {"kafka": 'STRUCT(partition INTEGER, "offset" BIGINT)', "reject": "VARCHAR"}  # else all is read that Kafka had
-    with duckdb.connect() as db:
-        query.bounded(db)
+    with ExitStack() as opened:
+        if db is None:
+            db = opened.enter_context(duckdb.connect())
+            query.bounded(db)
         try:
             db.execute("SET TimeZone = 'UTC'")
-            into = "CREATE TEMP TABLE parts AS"
             for some in parts(files):
                 rows = query.parquet((table.path / f.path for f in some), {**types, **(more or {})})
-                db.execute(f"{into} {asked.replace('{log}', f'{rows} AS log')}")
-                into = "INSERT INTO parts"
+                found = asked.replace("{log}", f"{rows} AS log")
+                db.execute(f"CREATE TEMP TABLE IF NOT EXISTS parts AS {found} WITH NO DATA")
+                db.execute(f"INSERT INTO parts {found}")
             return db.sql(whole).to_arrow_table().to_pylist()
         except duckdb.Error as error:
             raise query.QueryError(f"{table.name} cannot be read: {error}") from None
@@ -950,6 +959,7 @@ def yesterday(settings: Settings) -> date:
 
 Span = tuple[datetime, datetime]
 Row = dict[str, Any]
+Spans = Mapping[int, Sequence[int]]
 
 
 def without(span: Span, held: Sequence[Span]) -> list[Span]:
@@ -974,57 +984,96 @@ def unexpired(lows: Mapping[int, int]) -> Column:
     return found
 
 
-def counted(
-    spark: SparkSession, table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]], there: bool = True
-) -> list[Row]:
-    """Of a log's records in some files that lie in `{partition: (from, until)}`, by `partition`: the `low`est and the `high`est
-    offset, how many are `accepted` and `rejected`, and how many offsets are `there`: a bit each, of words that are merged. These
-    are most of the work, and null where they are not asked for and DuckDB counts.
+def counted(spark: SparkSession, table: lake.Table, files: Sequence[lake.File], spans: Spans) -> list[Row]:
+    """What `Counting` says of the records in some files of a log that lie in `spans`."""
+    with Counting(spark, table) as count:
+        return count.add(files, spans)
 
-    DuckDB takes a tenth of the CPU that it costs Spark, which reads what DuckDB does not, such as deletion vectors.
+
+def repeated(row: Row) -> int:
+    """Of counted records how many have an offset that another has."""
+    return row["accepted"] + row["rejected"] - row["there"]
+
+
+def encloses(span: Sequence[int] | None, row: Row) -> bool:
+    """Whether all counted records of a partition lie in `(from, until)`."""
+    return span is not None and span[0] <= row["low"] and row["high"] < span[1]
+
+
+class Counting:
+    """Records of a log, counted: what was added stays so, and is not read again when there is more.
+
+    Of all so far, by `partition`: the `low`est and the `high`est offset, how many are `accepted` and `rejected`, and how many
+    offsets are `there`: a bit each, of words that are merged. DuckDB takes a tenth of the CPU that it costs Spark, which reads
+    what DuckDB does not, such as deletion vectors.
     """
-    if not files or not spans:
-        return []
-    with suppress(query.QueryError):
-        return counted_by_duckdb(table, files, spans, there)
-    from pyspark.sql import functions as F
 
-    rows = fold.within_offsets(lake.read(spark, table, files=files), spans)
-    offset, reject = F.col("kafka.offset"), F.col("reject")
-    partition, word = F.col("kafka.partition").alias("partition"), F.expr(quality.WORD).alias("word")
-    words = rows.groupBy(partition, word).agg(
-        F.min(offset).alias("low"),
-        F.max(offset).alias("high"),
-        F.count_if(reject.isNull()).alias("accepted"),
-        F.count_if(reject.isNotNull()).alias("rejected"),
-        F.expr(quality.BITS).alias("bits"),
-    )
-    sums = (F.sum(name).alias(name) for name in ("accepted", "rejected"))
-    of_all = (F.min("low").alias("low"), F.max("high").alias("high"), *sums, F.sum(F.bit_count("bits")).alias("there"))
-    return words.groupBy("partition").agg(*of_all).toArrow().to_pylist()
+    def __init__(self, spark: SparkSession, table: lake.Table) -> None:
+        import duckdb
 
+        self.spark, self.table = spark, table
+        self.added, self.said = list[tuple[Sequence[lake.File], Spans]](), list[Row]()
+        self.quick = True
+        self.db = duckdb.connect()
+        query.bounded(self.db)
 
-def counted_by_duckdb(
-    table: lake.Table, files: Sequence[lake.File], spans: Mapping[int, Sequence[int]], there: bool = True
-) -> list[Row]:
-    """`counted`. Raises `QueryError` for a table that DuckDB does not read."""
-    within = ", ".join(f"({int(p)}, {int(since)}, {int(until)})" for p, (since, until) in spans.items())
-    word, bits = ("place >> 6", "bit_or(1::UBIGINT << (place & 63)::UBIGINT)") if there else ("0", "NULL::UBIGINT")
-    asked = f"""
-        SELECT part, {word} AS word, min(place) AS low, max(place) AS high, count_if(reject IS NULL) AS accepted,
-               count_if(reject IS NOT NULL) AS rejected, {bits} AS bits
-        FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
-        JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
-        WHERE place >= since AND place < until GROUP BY ALL"""
-    whole = """
-        SELECT part AS partition, min(low) AS low, max(high) AS high, sum(accepted)::BIGINT AS accepted,
-               sum(rejected)::BIGINT AS rejected, sum(bit_count(bits))::BIGINT AS there
-        FROM (
-            SELECT part, word, min(low) AS low, max(high) AS high, sum(accepted) AS accepted, sum(rejected) AS rejected,
-                   bit_or(bits) AS bits
-            FROM parts GROUP BY part, word
-        ) GROUP BY ALL"""
-    return of_log_by_duckdb(table, files, asked, whole=whole)
+    def __enter__(self) -> Counting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.db.close()
+
+    def add(self, files: Sequence[lake.File], spans: Spans) -> list[Row]:
+        """Count what of `files`, none of which was added before, lies in `{partition: (from, until)}`; of all so far."""
+        if files and spans:
+            self.added.append((files, spans))
+            try:
+                self.said = self.by_duckdb(files, spans) if self.quick else self.by_spark()
+            except query.QueryError:
+                self.quick, self.said = False, self.by_spark()  # DuckDB may have counted a part of them
+        return self.said
+
+    def by_duckdb(self, files: Sequence[lake.File], spans: Spans) -> list[Row]:
+        """Raises `QueryError` for a table that DuckDB does not read."""
+        within = ", ".join(f"({int(p)}, {int(since)}, {int(until)})" for p, (since, until) in spans.items())
+        asked = f"""
+            SELECT part, place >> 6 AS word, min(place) AS low, max(place) AS high, count_if(reject IS NULL) AS accepted,
+                   count_if(reject IS NOT NULL) AS rejected, bit_or(1::UBIGINT << (place & 63)::UBIGINT) AS bits
+            FROM (SELECT log.kafka.partition AS part, log.kafka."offset" AS place, reject FROM {{log}})
+            JOIN (VALUES {within}) AS spans(part, since, until) USING (part)
+            WHERE place >= since AND place < until GROUP BY ALL"""
+        whole = """
+            SELECT part AS partition, min(low) AS low, max(high) AS high, sum(accepted)::BIGINT AS accepted,
+                   sum(rejected)::BIGINT AS rejected, sum(bit_count(bits))::BIGINT AS there
+            FROM (
+                SELECT part, word, min(low) AS low, max(high) AS high, sum(accepted) AS accepted, sum(rejected) AS rejected,
+                       bit_or(bits) AS bits
+                FROM parts GROUP BY part, word
+            ) GROUP BY ALL"""
+        return of_log_by_duckdb(self.table, files, asked, whole=whole, db=self.db)
+
+    def by_spark(self) -> list[Row]:
+        from pyspark.sql import functions as F
+
+        partition, word = F.col("kafka.partition").alias("partition"), F.expr(quality.WORD).alias("word")
+        offset, reject = F.col("kafka.offset"), F.col("reject")
+        parts = [
+            fold.within_offsets(lake.read(self.spark, self.table, files=files), spans)
+            .groupBy(partition, word)
+            .agg(
+                F.min(offset).alias("low"),
+                F.max(offset).alias("high"),
+                F.count_if(reject.isNull()).alias("accepted"),
+                F.count_if(reject.isNotNull()).alias("rejected"),
+                F.expr(quality.BITS).alias("bits"),
+            )
+            for files, spans in self.added
+        ]
+        ends = F.min("low").alias("low"), F.max("high").alias("high")
+        sums = [F.sum(name).alias(name) for name in ("accepted", "rejected")]
+        words = fold.union(parts).groupBy("partition", "word").agg(*ends, *sums, F.bit_or("bits").alias("bits"))
+        there = F.sum(F.bit_count("bits")).alias("there")
+        return words.groupBy("partition").agg(*ends, *sums, there).toArrow().to_pylist()
 
 
 class Settling:
@@ -1038,6 +1087,8 @@ class Settling:
         self.from_kafka: set[str] = set()
         # Staged tables that are small enough to stand in memory while they are judged and compared.
         self.kept: dict[str, DataFrame] = {}
+        # Of each log, how many of the days' records have an offset that stands there already.
+        self.repeats: dict[str, int] = {}
 
     def work(self) -> None:
         days = {date.fromisoformat(d) for d in (*self.run.days, *self.run.open_days)}
@@ -1474,12 +1525,13 @@ class Settling:
         own = [replace(d, checks=()) for d in derived if isinstance(d, Rollup)]
         asks: list[tuple[Sequence[Declared], list[date]]] = [((*topics, *derived), over), (own, rest)]
         for tables, days in asks:
-            asked = {d.name: self.judged(d, days) for d in tables if days and d.name not in self.failed}
-            if asked:
+            there = [d for d in tables if days and d.name not in self.failed]
+            if there:
                 beside = self.beside() if days is over else {}
+                asked = {d.name: self.judged(d, days) for d in there}
                 found += quality.judge(self.run.id, asked, self.settings.home / "docs", beside, self.progress)
-            for name, one in asked.items():
-                judged.setdefault(name, []).append(one)
+                for name, one in asked.items():
+                    judged.setdefault(name, []).append(one)
         self.progress(f"asked {len(found)} checks of {len(judged)} tables in {time.monotonic() - began:.1f} s")
         self.keep(found)
         failed: dict[str, list[str]] = {}
@@ -1514,7 +1566,7 @@ class Settling:
 
         start, end = (at.astimezone(self.settings.tz) for at in period(self.settings, days[0], days[-1]))
         if isinstance(declared, Topic):
-            return quality.Judged(declared, self.log_of(declared, days), start, end)
+            return quality.Judged(declared, self.log_of(declared, days), start, end, self.repeats.get(declared.name))
         frame = self.staged(declared)
         return quality.Judged(declared, frame.where(F.col("day").isin(days)) if self.run.open_days else frame, start, end)
 
@@ -1557,17 +1609,52 @@ class Settling:
         """Of each topic, by partition: `offsets` that the ledger has of the batches with the days' records, gaps that it
         explains left out, and the `accepted` and `rejected` records that the log has of them. One that it has twice counts as
         none, or it would stand for one that is lost. Of a topic with `keep` and without `accept_late` any record can have
-        expired: that the log lacks some is only said.
-
-        The ledger's part is a few numbers of each batch, for which DuckDB needs no plan of Spark's for each topic.
+        expired: that the log lacks some is only said. Keeps how many of the days' records stand in the log again.
         """
         import pyarrow as pa
 
-        def ends(topic: Topic) -> list[Row]:
-            table = self.read_from(topic)
-            return counted(self.spark, table, [f for f in table.files() if f.day in days], self.below_pin(topic), there=False)
+        logged: dict[tuple[str, int], Row] = {}
+        with ExitStack() as opened:
+            counts = {t.name: opened.enter_context(Counting(self.spark, self.read_from(t))) for t in topics}
+            files = {t.name: self.read_from(t).files() for t in topics}  # once: the stream compacts them meanwhile
+            mine = {name: [f for f in its if f.day in days] for name, its in files.items()}
+            of_days = {t.name: counts[t.name].add(mine[t.name], self.below_pin(t)) for t in topics}
+            self.repeats = {name: sum(map(repeated, found)) for name, found in of_days.items()}
+            told = self.told(topics, spans, of_days)
+            for topic in topics:
+                batches = [r for r in told if r["topic"] == topic.name]
+                inside, whole = {r["partition"]: (r["first"], r["last"]) for r in batches}, topic.name in self.from_kafka
+                holding = [
+                    f for f in files[topic.name] if whole or any(f.may_hold(r["lo"], r["hi"], r["stream"]) for r in batches)
+                ]
+                if all(encloses(inside.get(r["partition"]), r) for r in of_days[topic.name]):
+                    counted_already = {f.path for f in mine[topic.name]}
+                    found = counts[topic.name].add([f for f in holding if f.path not in counted_already], inside)
+                else:  # the ledger lacks some of their batches, or those may hold what `keep` has let expire
+                    found = counted(self.spark, self.read_from(topic), holding, inside)
+                logged |= {(topic.name, r["partition"]): r for r in found}
+        rows: dict[str, list[dict[str, Any]]] = {topic.name: [] for topic in topics}
+        for (name, partition), of_one in groupby(told, key=lambda r: (r["topic"], r["partition"])):
+            has = logged.get((name, partition), {"accepted": 0, "rejected": 0, "there": 0})
+            offsets, topic = sum(r["offsets"] for r in of_one), self.catalog.topics[name]
+            late = not topic.accept_late and name not in self.from_kafka
+            if has["there"] < offsets and late and lake.lets_go(self.settings, topic):
+                self.say(
+                    f"topic {name}, partition {partition}: of the batches of these days the log lacks {offsets - has['there']:,} "
+                    f"records. They may have come too late for keep={topic.keep}; with accept_late it would be known"
+                )
+                offsets = has["there"]
+            sums = {"offsets": offsets, "accepted": has["accepted"] - 2 * repeated(has)}
+            rows[name].append({"partition": partition, "rejected": has["rejected"], **sums})
+        schema = pa.schema([("partition", pa.int32()), *((c, pa.int64()) for c in ("offsets", "accepted", "rejected"))])
+        return {name: self.spark.createDataFrame(pa.Table.from_pylist(its, schema)) for name, its in rows.items()}
 
-        seen = [r | {"topic": t.name} for t in topics for r in ends(t)]
+    def told(self, topics: Sequence[Topic], spans: Sequence[Span], of_days: Mapping[str, Sequence[Row]]) -> list[Row]:
+        """`TOLD` of the days' spans and the records `of_days`, by topic, as they were counted. It is a few numbers of each batch,
+        for which DuckDB needs no plan of Spark's for each topic."""
+        import pyarrow as pa
+
+        seen = [r | {"topic": name} for name, found in of_days.items() for r in found]
         places = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("low", pa.int64()), ("high", pa.int64())])
         read_in = [{"topic": t.name, "since": since, "until": until} for t in topics for since, until in spans]
         near = [t for t in topics if self.expires(t, spans[0][0])]
@@ -1581,31 +1668,7 @@ class Settling:
             db.register("spans", pa.Table.from_pylist(read_in))
             pins = self.run.pins.values()
             db.register("pins", pa.table({"stream": [p.stream for p in pins], "seq": [p.seq for p in pins]}))
-            told = db.sql(TOLD).to_arrow_table().to_pylist()
-        logged: dict[tuple[str, int], Row] = {}
-        for topic in topics:
-            found = [r for r in told if r["topic"] == topic.name]
-            inside, table = {r["partition"]: (r["first"], r["last"]) for r in found}, self.read_from(topic)
-            whole = topic.name in self.from_kafka
-            holding = table.files() if whole else (f for r in found for f in table.files_of(r["lo"], r["hi"], r["stream"]))
-            counts = counted(self.spark, table, list({f.path: f for f in holding}.values()), inside)
-            logged |= {(topic.name, r["partition"]): r for r in counts}
-        rows: dict[str, list[dict[str, Any]]] = {topic.name: [] for topic in topics}
-        for (name, partition), of_one in groupby(told, key=lambda r: (r["topic"], r["partition"])):
-            has = logged.get((name, partition), {"accepted": 0, "rejected": 0, "there": 0})
-            twice = has["accepted"] + has["rejected"] - has["there"]
-            offsets, topic = sum(r["offsets"] for r in of_one), self.catalog.topics[name]
-            late = not topic.accept_late and name not in self.from_kafka
-            if has["there"] < offsets and late and lake.lets_go(self.settings, topic):
-                self.say(
-                    f"topic {name}, partition {partition}: of the batches of these days the log lacks {offsets - has['there']:,} "
-                    f"records. They may have come too late for keep={topic.keep}; with accept_late it would be known"
-                )
-                offsets = has["there"]
-            sums = {"offsets": offsets, "accepted": has["accepted"] - 2 * twice}
-            rows[name].append({"partition": partition, "rejected": has["rejected"], **sums})
-        schema = pa.schema([("partition", pa.int32()), *((c, pa.int64()) for c in ("offsets", "accepted", "rejected"))])
-        return {name: self.spark.createDataFrame(pa.Table.from_pylist(mine, schema)) for name, mine in rows.items()}
+            return db.sql(TOLD).to_arrow_table().to_pylist()
 
     # ---- comparing
 

@@ -424,6 +424,26 @@ def test_record_that_the_log_has_twice_does_not_stand_for_one_that_is_lost(
     days = [TODAY - timedelta(days=n) for n in (40, 10, 5)]
     [checked] = work.offsets([topic], days, [settle.period(settings, *days[::2])])["made"].collect()
     assert checked["accepted"] + checked["rejected"] != checked["offsets"] == 20 - 2 * bool(more)
+    assert work.judged(topic, days).repeats == 1
+
+
+@pytest.mark.parametrize(
+    ("lacks", "twice", "wanted", "repeats"),
+    [
+        (set(), set(), (8, 8), 0),
+        ({13}, set(), (7, 8), 0),
+        ({17}, {13}, (6, 8), 0),  # that of another day is no repeat of this one, and stands for none of it
+        (set(), {18}, (7, 8), 1),
+    ],
+)
+def test_batch_that_reaches_into_another_day_is_counted_whole_and_its_records_once(
+    settings: Settings, spark: SparkSession, lacks: set[int], twice: set[int], wanted: tuple[int, int], repeats: int
+) -> None:
+    work, topic, _ = settling(settings, spark, [(0, 0, 12, 0), (0, 12, 20, 0)], lacks, {0: 20}, twice=twice)
+    day = TODAY - timedelta(days=5)  # of which 15 to 19 are
+    [found] = work.offsets([topic], [day], [settle.period(settings, day)])["made"].collect()
+    assert (found["accepted"] + found["rejected"], found["offsets"]) == wanted
+    assert work.judged(topic, [day]).repeats == repeats
 
 
 GONE = "topic made, partition {}: offsets 0 to {} are in no table; Kafka had deleted them before a stream first read the topic"
@@ -496,6 +516,7 @@ def test_batch_that_may_hold_what_has_expired_is_not_held_against_a_night(
     found = work.offsets([topic], days, [settle.period(settings, day) for day in days])["made"].collect()
     assert [(r["accepted"] + r["rejected"], r["offsets"]) for r in found] == ([counted] if counted else [])
     assert told == said
+    assert work.judged(topic, days).repeats == len(twice)
 
 
 WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL"
