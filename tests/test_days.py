@@ -1375,6 +1375,56 @@ def test_event_time_by_which_records_of_a_log_are_of_other_days_is_refused(
     stream.make_tables()  # written back, it is taken
 
 
+NAMED = replace(PRICES, schema="at TIMESTAMP NOT NULL, name STRING NOT NULL", id="name")
+
+
+@pytest.mark.parametrize(("names", "refused"), [(("a", None), True), (("a", "b"), False)])
+def test_id_that_records_of_a_log_have_not_is_refused(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, names: Sequence[str | None], refused: bool
+) -> None:
+    """They would all be one event, live until the night and in each replay; what is told apart anew by what all have is taken."""
+    plain = replace(NAMED, schema=NAMED.schema.replace("name STRING NOT NULL", "name STRING"), id=None)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+
+    def works(topic: Topic) -> list[Callable[[], Any]]:
+        of = catalog([type("p", (), {"prices": topic, "lasts": replace(lasts, reads={"prices": topic})})])
+        stream = speed.Stream(settings, of, "main", settings.state / "main")
+        stream.spark = spark
+        return [lambda: settle.work(settings, of, run, print), stream.make_tables]
+
+    works(plain)[1]()
+    last = settle.yesterday(settings)
+    at, log = settle.period(settings, last)[0], lake.table(settings, plain)
+    schema = pa.schema(log.delta().schema())
+    rows = [
+        {"at": at, "name": name, "kafka": {"partition": 0, "offset": n, "timestamp": at, "value": b"{}"}, "day": last}
+        for n, name in enumerate(names)
+    ]
+    rows.append({"kafka": {"partition": 0, "offset": 9, "timestamp": at, "value": b"{}"}, "reject": "not JSON", "day": last})
+    adds = lake.write_arrow(log, "live/main-5-5-x", pa.Table.from_pylist(rows, schema))
+    lake.append(log, lake.Batch("main", 5, 5), adds)
+    run = Run("r", "running", [str(last)], "test", NOW.isoformat(), "", {"main": Pin("main", 5, READ, "")})
+    run.chunks = [[str(last), str(last)]]
+    lake.save(settings, run)
+    said = (
+        r"^topic prices: its id is name, and 1 accepted records of .*/log/prices have none: .* told apart by partition and offset"
+    )
+    for work in works(NAMED):
+        with pytest.raises(lake.LakeError, match=said) if refused else nullcontext():
+            work()
+    assert log.told(lake.ID) == (lake.OFFSET if refused else "name")
+    works(plain)[1]()  # written back, it is taken
+
+
+def test_tombstone_has_no_id_and_is_none_of_those_that_lack_it(spark: Any) -> None:
+    rows = [(None, None, None), (None, b"{}", None), ("a", b"{}", None), (None, b"{}", "not JSON")]
+    log = spark.createDataFrame(rows, "name STRING, value BINARY, reject STRING")
+    log = log.select("name", F.struct("value").alias("kafka"), "reject")
+    kept = replace(NAMED, schema=f"page STRING NOT NULL, {NAMED.schema}", key="page", compacted=True)
+    assert [fold.nameless(one, log) for one in (kept, NAMED)] == [1, 2]
+    assert fold.nameless(PRICES, log) == 0
+
+
 UNLIKE = """
     SELECT day FROM {batch} FULL JOIN (SELECT day, count(*) AS rolled FROM lasts GROUP BY day) USING (day)
     WHERE hours IS DISTINCT FROM rolled"""

@@ -573,6 +573,12 @@ def elsewhere(topic: Topic, log: DataFrame) -> int:
     return log.where(F.col("reject").isNull() & ~functions.day(event_time(topic)).eqNullSafe(F.col("day"))).count()
 
 
+def nameless(topic: Topic, log: DataFrame) -> int:
+    """How many accepted records of a log have no id, by what the topic has for one; those of a tombstone have none."""
+    event = F.col("reject").isNull() & (~F.lit(topic.compacted) | F.col("kafka.value").isNotNull())
+    return 0 if topic.id is None else log.where(event & F.col(topic.id).isNull()).count()
+
+
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:
     """An absent topic: no rows, the accepted records' columns."""
     return accepted(topic, nothing(spark, log_schema(topic)))

@@ -60,9 +60,11 @@ CONFIGURATION = {
     "delta.deletedFileRetentionDuration": "interval 3 hours",
     "delta.enableExpiredLogCleanup": "true",
 }
-# What a log's table tells of itself: whose records it holds, the day before which all have expired, whatever `keep` is now, and
-# the event time by which its records have their days. And that of a rollup or view: what a row of it is of.
-TOPIC_ID, EXPIRED_BEFORE, EVENT_TIME = "tidemark.topicId", "tidemark.expiredBefore", "tidemark.eventTime"
+# What a log's table tells of itself: whose records it holds, the day before which all have expired, whatever `keep` is now, the
+# event time by which its records have their days, and by what they are told apart. And that of a rollup or view: what a row of it
+# is of.
+TOPIC_ID, EXPIRED_BEFORE = "tidemark.topicId", "tidemark.expiredBefore"
+EVENT_TIME, ID, OFFSET = "tidemark.eventTime", "tidemark.id", "partition and offset"
 ROW_OF = "tidemark.rowOf"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
@@ -306,23 +308,24 @@ class Table:
     def told(self, name: str) -> str | None:
         return (self.delta().metadata().configuration or {}).get(name)
 
-    def tell(self, name: str, value: str, where: Callable[[], bool]) -> None:
-        """Set a property of the table, where it is so at its newest version."""
+    def tell(self, values: Mapping[str, str], where: Callable[[], bool]) -> None:
+        """Set properties of the table, where it is so at its newest version."""
         if not where():
             return
         for attempt in anew():
             with attempt, self.still() as delta:
                 if where():  # nobody else has meanwhile
-                    delta.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+                    delta.alter.set_table_properties(dict(values), raise_if_not_exists=False)
                     self._delta = None
 
     def belong_to(self, topic_id: str) -> None:
         """Have a log's table tell whose records it holds, for ever: their offsets are those of no other topic."""
-        self.tell(TOPIC_ID, topic_id, lambda: self.topic_id is None)
+        self.tell({TOPIC_ID: topic_id}, lambda: self.topic_id is None)
 
-    def cut_by(self, event_time: str) -> None:
-        """Have a log's table tell by which event time its records have their days."""
-        self.tell(EVENT_TIME, event_time, lambda: self.told(EVENT_TIME) != event_time)
+    def cut_by(self, topic: Topic) -> None:
+        """Have a log's table tell by which event time its records have their days, and by what they are told apart."""
+        wanted = {EVENT_TIME: topic.event_time, ID: topic.id or OFFSET}
+        self.tell(wanted, lambda: any(self.told(name) != value for name, value in wanted.items()))
 
     def files(self) -> list[File]:
         """Every file of the newest version."""
@@ -440,6 +443,20 @@ def refuse_other_times(
             f"topic {topic.name}: its event time is {topic.event_time}, and {log.path} has its days by {was}: {count:,} of its "
             f"records would be looked for in files of other days, and be in no table. Write it back: a view can go by another "
             f"time of an event, with a lookback or lookahead of as much as the two differ. Or give the topic another name, or "
+            f"{afresh(settings)}"
+        )
+
+
+def refuse_other_ids(
+    spark: SparkSession, settings: Settings, log: Table, topic: Topic, nameless: Callable[[Topic, DataFrame], int]
+) -> None:
+    """Raises `LakeError` where accepted records of a topic's log have nothing in the column that is its id now: they would all be
+    repeats of one event. `nameless` counts them, where the id is another."""
+    was = log.told(ID)
+    if topic.id and was and was != topic.id and (count := nameless(topic, read(spark, log))):
+        raise LakeError(
+            f"topic {topic.name}: its id is {topic.id}, and {count:,} accepted records of {log.path} have none: they would count "
+            f"as repeats of one event. Records were told apart by {was}: write that back, or give the topic another name, or "
             f"{afresh(settings)}"
         )
 
@@ -1713,7 +1730,7 @@ def expire(table: Table, before: date, ledger: Table | None = None) -> int:
     if not table.exists:
         return 0
     if ledger and decide():  # before they go: else a kill in between would leave nobody who knows
-        table.tell(EXPIRED_BEFORE, str(before), lambda: table.expired_before < before)
+        table.tell({EXPIRED_BEFORE: str(before)}, lambda: table.expired_before < before)
     return len(gone) if commit(table, decide) is not None else 0
 
 

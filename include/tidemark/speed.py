@@ -387,7 +387,8 @@ class Stream:
             self.tables[declared.name] = table
         for topic in self.mine.topics.values():
             lake.refuse_other_times(self.spark, self.settings, self.tables[topic.name], topic, fold.elsewhere)
-            self.tables[topic.name].cut_by(topic.event_time)
+            lake.refuse_other_ids(self.spark, self.settings, self.tables[topic.name], topic, fold.nameless)
+            self.tables[topic.name].cut_by(topic)
         self.ledger.create(
             fold.schema_of(fold.nothing(self.spark, LEDGER)),
             "Every micro-batch of every stream: offsets, records, rejects.",
