@@ -1416,6 +1416,19 @@ def test_id_that_records_of_a_log_have_not_is_refused(
     works(plain)[1]()  # written back, it is taken
 
 
+def test_rollup_whose_pipeline_has_changed_is_named_when_the_stream_starts(settings: Settings) -> None:
+    def starts(of: Rollup) -> list[Any]:
+        changed = catalog([type("p", (), {"prices": PRICES, "lasts": of, "others": OTHERS})])
+        with capture_logs() as events:
+            speed.Stream(settings, changed, "main", settings.state / "main").remember_code()
+        return [(e["rollups"], e["mend"]) for e in events if e["log_level"] == "warning"]
+
+    (settings.state / "main").mkdir(parents=True)
+    named = [(["lasts"], "tidemark replay --only lasts --reason …")]
+    other = replace(lasts, merge={"last": "min"})
+    assert [starts(of) for of in (lasts, lasts, other, other, lasts)] == [[], [], named, [], named]
+
+
 def test_tombstone_has_no_id_and_is_none_of_those_that_lack_it(spark: Any) -> None:
     rows = [(None, None, None), (None, b"{}", None), ("a", b"{}", None), (None, b"{}", "not JSON")]
     log = spark.createDataFrame(rows, "name STRING, value BINARY, reject STRING")

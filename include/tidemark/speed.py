@@ -262,8 +262,7 @@ class Stream:
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
-        code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
-        lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
+        self.remember_code()
         self.generation = self.open_generation(recover, accept_loss)
         self.remember_topics()
         self.remember_time()
@@ -273,6 +272,21 @@ class Stream:
         if told := local.status(self.settings, self.name).get("progress"):  # of the last batch, and of the code of then
             lake.whole_or_nothing(self.state / "progress.json", json.dumps(told | {"set_aside": self.set_aside}))
         self.announcing = Refresher(self, [v for v in self.live_views() if v.announce], "announced", rest=0)
+
+    def remember_code(self) -> None:
+        """Say of which code each rollup's rows are from now on, and warn where those of before are of another: they stand side by
+        side until the night. Its pipeline's file tells, so it may have been a comment that was changed."""
+        was = local.status(self.settings, self.name).get("code", {})
+        code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
+        if changed := sorted(name for name in code.keys() & was.keys() if code[name] != was[name]):
+            log.warning(
+                "rollups changed since the stream last ran: rows of days that are not settled stay as they were computed; if the "
+                "change is more than words, replay lists what differs and mends it",
+                stream=self.name,
+                rollups=changed,
+                mend=f"tidemark replay --only {','.join(changed)} --reason …",
+            )
+        lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
 
     def end(self, background: Sequence[Background], seconds: float = 30) -> None:
         """End the work beside the batches, in the middle of a refresh too: it is done again at the next start."""
