@@ -1432,6 +1432,16 @@ def test_a_live_swap_reads_no_record_of_a_run_again_that_is_as_it_was(settings, 
     assert (lake.settled_days(settings, table), read) == (days - {DAY + timedelta(days=2)}, ["night-2"])
 
 
+def test_a_damaged_record_does_not_keep_what_is_live_from_its_readers(settings, table):
+    for n, name in enumerate(("good", "bad")):
+        run = a_run(settings, name, n, DAY + timedelta(days=n))
+        run.tables["panes"], run.state, run.open_days = {"published": NOON.isoformat()}, "published", [str(DAY)]
+        lake.save(settings, run)
+    (settings.lake_path / "runs" / "bad.json").write_text("{")
+    assert lake.settled_days(settings, table) == {DAY}
+    assert lake.reopened(settings, NOON) == DAY
+
+
 def test_a_record_is_new_since_it_came_to_its_name_and_not_since_it_was_written(settings):
     """
     written beside ──▶ somebody looks, and finds the record of before ──▶ it has its name

@@ -1283,13 +1283,17 @@ def runs_now(settings: Settings) -> tuple[list[Run], dict[str, LakeError]]:
 
 
 def settled_days(settings: Settings, table: Table) -> set[date]:
-    """Days of which the table has a publication, those that turned out empty included."""
+    """Days of which the table has a publication, those that turned out empty included.
+
+    A damaged record is as one that was moved away, which is its way out: what is live goes on.
+    """
     days = {f.day for f in table.files() if f.run and f.day} if table.exists else set()
     name = table.name.split("/")[-1]
     for path in records(settings):
         at = path.stat()
-        names, of = published_by(path, at.st_ino, at.st_mtime_ns, at.st_size)
-        days |= of if name in names else set()
+        with suppress(LakeError):
+            names, of = published_by(path, at.st_ino, at.st_mtime_ns, at.st_size)
+            days |= of if name in names else set()
     return days
 
 
@@ -1302,13 +1306,15 @@ def published_by(path: Path, _inode: int, _changed_at: int, _size: int) -> tuple
 
 
 def reopened(settings: Settings, since: datetime) -> date | None:
-    """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then."""
+    """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then. A
+    damaged record is as one that was moved away."""
     found = []
     for path in records(settings):
         if path.stat().st_ctime > since.timestamp():  # when it came to its name; it was written a moment before
-            run = as_run(path)
-            found += run.open_days if run.state in ("published", "rolled back") else []
-            found += run.mended if run.state != "running" else []  # whose rows may be on their way
+            with suppress(LakeError):
+                run = as_run(path)
+                found += run.open_days if run.state in ("published", "rolled back") else []
+                found += run.mended if run.state != "running" else []  # whose rows may be on their way
     return date.fromisoformat(min(found)) if found else None
 
 
