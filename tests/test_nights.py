@@ -547,7 +547,7 @@ def test_a_second_replay_is_refused_though_the_first_was_planned_after_it(
     first = Run("reprocess-1", "running", [], "the first", datetime.now(UTC).isoformat(), "0", kind="replay")
     pinning = lake.pinning
     monkeypatch.setattr(lake, "pinning", lambda settings: (lake.save(settings, first), pinning(settings))[1])
-    with pytest.raises(settle.SettleError, match=r"run reprocess-1 \(running: the first\) waits for a decision; publish or drop"):
+    with pytest.raises(settle.SettleError, match=r"run reprocess-1 \(running: the first\) is not done; let it end"):
         settle.replay(settings, CATALOG, "the second", name="reprocess-2", alone=True)
     assert [run.id for run in lake.runs(settings)] == ["reprocess-1"]
 

@@ -860,9 +860,11 @@ def refuse_undecided(settings: Settings, name: str | None = None) -> None:
     """Another replay would be compared with what the one that waits replaces; and of a day that is not over this one would
     replace what mended rejects have added since by what it computed without them. `name` is the run's own."""
     if other := next((r for r in lake.runs(settings) if r.kind == "replay" and r.undecided and r.id != name), None):
+        waits = f"waits for a decision; publish or drop it first: tidemark publish {other.id}"
+        stays = f"is not done; let it end, go on with it or drop it first: tidemark replay --run {other.id}"
         raise SettleError(
-            f"run {other.id} ({other.state}: {other.reason}) waits for a decision; publish or drop it first: "
-            f"tidemark publish {other.id}, or tidemark drop {other.id}"
+            f"run {other.id} ({other.state}: {other.reason}) {waits if other.state == 'staged' else stays}, "
+            f"or tidemark drop {other.id}"
         )
 
 
