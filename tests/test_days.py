@@ -1472,6 +1472,29 @@ def begun(settings: Settings, spark: Any, days: Sequence[date], kind: str, only:
     return run
 
 
+BESIDE = """
+    SELECT c.day FROM {batch} AS c LEFT JOIN counts AS other ON c.day = other.day WHERE c.hours IS DISTINCT FROM other.hours"""
+
+
+@view(
+    reads={"lasts": lasts}, key=("day",), time="day", checks=[expect("UnexpectedRowsExpectation", unexpected_rows_query=BESIDE)]
+)
+def recounts(lasts):
+    return lasts.groupBy(day("hour").alias("day")).agg(F.count("*").alias("hours"))
+
+
+@pytest.mark.parametrize(("only", "held"), [(["recounts"], True), (["recounts", "counts"], False)])
+def test_check_that_names_a_view_which_the_run_leaves_out_says_so(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, only: list[str], held: bool
+) -> None:
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    run = begun(settings, spark, [settle.yesterday(settings)], "settle", only)
+    of = catalog([type("p", (), {"prices": PRICES, "lasts": lasts, "counts": counts, "recounts": recounts})])
+    done = settle.work(settings, of, run, print)
+    said = " ".join(done.tables["recounts"]["reasons"])
+    assert ("(it was held to counts, as readers have it: --only has left it out)" in said, bool(said)) == (held, held)
+
+
 #   prices of yesterday and of today, which is not over
 @pytest.mark.parametrize(
     ("kind", "only", "over", "passed"),

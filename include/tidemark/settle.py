@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -1544,6 +1545,10 @@ class Settling:
             gate = quality.gate(self.catalog[name], expected, found)
             if not gate.passed:
                 reasons[name], failed[name] = gate.reasons, list(gate.failed)
+                asked_of_views = " ".join(str(c.arguments) for c in expected if c.name in gate.failed)
+                if others := [v for v in self.catalog.views if v not in self.needed and re.search(rf"\b{v}\b", asked_of_views)]:
+                    left = f"{', '.join(others)}, as readers have it: --only has left it out"
+                    reasons[name] = (*gate.reasons[:-1], f"{gate.reasons[-1]} (it was held to {left})")
         for left_out in [d.name for d in derived if d.name in reasons.keys() - self.chosen]:
             for name in readers(self.catalog, [left_out]) & self.chosen:
                 reasons[name] = (*reasons.get(name, ()), *reasons[left_out])
@@ -1874,9 +1879,10 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
             both = set(run.days_of(catalog[name])) & set(other.days_of(catalog[name])) if name in catalog.names else set()
             for stream, pin in other.pins.items():
                 if both and run.behind(other, stream):
+                    same = ", which was begun later" if run.pins[stream].seq == pin.seq else ""
                     said = (
                         f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
-                        f"was published by run {other.id} with batch {pin.seq}"
+                        f"was published by run {other.id} with batch {pin.seq}{same}"
                     )
                     newer.append((other, said))
     if newer:
