@@ -446,6 +446,18 @@ def test_batch_that_reaches_into_another_day_is_counted_whole_and_its_records_on
     assert work.judged(topic, [day]).repeats == repeats
 
 
+@pytest.mark.parametrize("upto", [18, 20], ids=["read up to there", "of which the ledger lacks the last"])
+def test_records_beyond_the_batches_that_the_ledger_has_are_not_counted(
+    settings: Settings, spark: SparkSession, upto: int
+) -> None:
+    work, topic, _ = settling(settings, spark, [(0, 0, 12, 0), (0, 12, 18, 0), (0, 18, 20, 0)], set(), {0: 20}, twice={19})
+    work.run.pins["main"] = lake.Pin("main", 1, {topic.name: {"0": upto}}, NOW.isoformat())
+    day = TODAY - timedelta(days=5)
+    [found] = work.offsets([topic], [day], [settle.period(settings, day)])["made"].collect()
+    assert (found["accepted"] + found["rejected"], found["offsets"]) == (6, 6)
+    assert work.judged(topic, [day]).repeats == (upto == 20)
+
+
 GONE = "topic made, partition {}: offsets 0 to {} are in no table; Kafka had deleted them before a stream first read the topic"
 TOO_LATE = (
     "topic made, partition 0: the log lacks records of which the ledger has 10: offsets 17 to 17 are not there. They may have "
