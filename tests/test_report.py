@@ -639,7 +639,7 @@ def test_a_run_s_record_that_a_bad_disk_has_emptied_costs_its_parts_and_is_named
     assert found.state == "published" and found.bad
     assert found.says.startswith("Settled by run new: ") and "runs/old.json is damaged" in found.says
     page = report(settings, CATALOG, DAY)
-    assert "runs/old.json is damaged" in says(page, "Traffic")
+    assert "runs/old.json is damaged" in page.read_text() and "<svg" in section(page, "By hour")
     assert "cannot be had" not in says(page, "Rejects")
     assert "runs/old.json is damaged" in engine.stands(settings, CATALOG, BEFORE).says
 
