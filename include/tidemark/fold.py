@@ -575,8 +575,10 @@ def elsewhere(topic: Topic, log: DataFrame) -> int:
 
 def nameless(topic: Topic, log: DataFrame) -> int:
     """How many accepted records of a log have no id, by what the topic has for one; those of a tombstone have none."""
-    event = F.col("reject").isNull() & (~F.lit(topic.compacted) | F.col("kafka.value").isNotNull())
-    return 0 if topic.id is None else log.where(event & F.col(topic.id).isNull()).count()
+    if topic.id is None:
+        return 0
+    spared = ended() if topic.compacted else F.lit(False)
+    return log.where(F.col("reject").isNull() & ~spared & F.col(topic.id).isNull()).count()
 
 
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:

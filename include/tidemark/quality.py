@@ -563,9 +563,9 @@ def escaped(value: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------- deciding
 
 
-def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdict]) -> Gate:
+def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdict], left_out: Collection[str] = ()) -> Gate:
     """Whether a table may be published: `expected` are all its checks (`own_checks` and the declared), `verdicts` those of
-    one run (of other tables too).
+    one run (of other tables too). A reason says where a check names a view that the run has `left_out`.
 
     Fails on a critical failure, on a check that could not be asked (a warning too), when fewer checks ran than were
     expected, and when none was expected. A check is critical if its verdict or its declaration says so; where a critical one
@@ -579,7 +579,10 @@ def gate(declared: Declared, expected: Sequence[Check], verdicts: Sequence[Verdi
             rows = "" if v.unexpected is None else f" on {v.unexpected} {'row' if v.unexpected == 1 else 'rows'}"
             observed = f"; observed {v.observed}" if v.observed else ""
             sample = f"; for example {v.sample}" if v.sample else ""
-            reasons.append(f'{v.table}: "{v.check}" failed{rows}{observed}{sample}')
+            asked = " ".join(str(c.arguments) for c in expected if c.name == v.check)
+            others = ", ".join(name for name in sorted(left_out) if re.search(rf"\b{name}\b", asked))
+            beside = f" (it was held to {others}, as readers have it: --only has left it out)" if others else ""
+            reasons.append(f'{v.table}: "{v.check}" failed{rows}{observed}{sample}{beside}')
             failed.append(v.check)
         elif v.outcome not in ("passed", "failed"):
             why = json.loads(v.observed) if v.observed else "no reason is known"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -57,8 +56,9 @@ Run = lake.Run
 
 
 KEPT = 64 * 1024 * 1024
-PART = 2_000_000
 """A staged table of at most so many bytes is read once, and not once for each check."""
+PART = 2_000_000
+"""So many records of a log DuckDB counts at once."""
 LONG = {"log": 5_000_000, "kafka": 500_000}
 """From so many records on, by where they are read, a JVM that optimizes earns what it costs: to judge a million from Kafka again
 takes 91 CPU-seconds without it, 48 with it; thirty days of 2,450,000 in the log take a fifteenth more with it."""
@@ -1542,13 +1542,9 @@ class Settling:
         reasons: dict[str, tuple[str, ...]] = {name: (sentence,) for name, sentence in self.failed.items()}
         for name, asked_of in judged.items():
             expected = [check for one in asked_of for check in quality.checks_of(one)]
-            gate = quality.gate(self.catalog[name], expected, found)
+            gate = quality.gate(self.catalog[name], expected, found, self.catalog.views.keys() - self.needed)
             if not gate.passed:
                 reasons[name], failed[name] = gate.reasons, list(gate.failed)
-                asked_of_views = " ".join(str(c.arguments) for c in expected if c.name in gate.failed)
-                if others := [v for v in self.catalog.views if v not in self.needed and re.search(rf"\b{v}\b", asked_of_views)]:
-                    left = f"{', '.join(others)}, as readers have it: --only has left it out"
-                    reasons[name] = (*gate.reasons[:-1], f"{gate.reasons[-1]} (it was held to {left})")
         for left_out in [d.name for d in derived if d.name in reasons.keys() - self.chosen]:
             for name in readers(self.catalog, [left_out]) & self.chosen:
                 reasons[name] = (*reasons.get(name, ()), *reasons[left_out])
