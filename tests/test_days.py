@@ -1472,6 +1472,27 @@ def begun(settings: Settings, spark: Any, days: Sequence[date], kind: str, only:
     return run
 
 
+def test_view_reads_of_what_is_staged_the_days_of_its_chunk_alone(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a month in as many chunks, or a year replayed, reads the sets of all its days once for each of them."""
+    days = [settle.yesterday(settings) - timedelta(days=n) for n in (2, 1, 0)]
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    read, opened = settle.Settling.read, list[set[str]]()
+
+    def looked(self: settle.Settling, declared: Any, low: datetime | None, high: datetime) -> Any:
+        frame = read(self, declared, low, high)
+        if declared is lasts:
+            opened.append({part.removeprefix("day=") for f in frame.inputFiles() for part in Path(f).parts if "day=" in part})
+        return frame
+
+    monkeypatch.setattr(settle.Settling, "read", looked)
+    run = begun(settings, spark, days, "settle", [])
+    done = settle.work(settings, catalog([type("p", (), {"prices": PRICES, "lasts": lasts, "counts": counts})]), run, print)
+    assert done.tables["counts"]["rows"] == 3
+    assert opened == [{str(d)} for d in days]
+
+
 BESIDE = """
     SELECT c.day FROM {batch} AS c LEFT JOIN counts AS other ON c.day = other.day WHERE c.hours IS DISTINCT FROM other.hours"""
 

@@ -1462,10 +1462,8 @@ class Settling:
         return self.log_of(topic, [first + timedelta(days=n) for n in range((last - first).days + 1)])
 
     def log_of(self, topic: Topic, days: Sequence[date]) -> DataFrame:
-        from pyspark.sql import functions as F
-
         if topic.name in self.from_kafka:
-            return self.staged(topic).where(F.col("day").isin(list(days)))
+            return self.staged(topic, days=days)
         return self.up_to_pin(topic, days)
 
     def read_from(self, topic: Topic) -> lake.Table:
@@ -1498,7 +1496,7 @@ class Settling:
         assert low is not None
         if declared.name in self.failed:
             raise SettleError(f"it reads {declared.name}, which failed")
-        parts = [self.staged(declared)]
+        parts = [self.staged(declared, low=low, high=high)]
         for a, b in without((low, high), self.spans(declared)):
             outside = (
                 self.rolled(declared, a, b)
@@ -1508,10 +1506,11 @@ class Settling:
             parts.append(fold.within(outside, declared.time, self.bounds((a, b))))
         return fold.union(parts)
 
-    def staged(self, declared: Declared) -> DataFrame:
+    def staged(self, declared: Declared, **bounds: Any) -> DataFrame:
+        """What is staged of a table; with bounds, which `lake.read` has, at least what lies in them: a chunk reads no other's."""
         if declared.name in self.kept:
             return self.kept[declared.name]
-        return lake.read(self.spark, lake.staged_table(self.outer[declared.name], self.run.id))
+        return lake.read(self.spark, lake.staged_table(self.outer[declared.name], self.run.id), **bounds)
 
     # ---- judging
 
