@@ -12,9 +12,10 @@ from typing import Any
 
 import polars
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import typer
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
@@ -166,6 +167,21 @@ def test_advice_on_polars_reads_a_table_whose_path_has_a_space(folder):
     assert f"`{said}`" in README
     found = eval(said, {"pl": polars, "DeltaTable": DeltaTable, "path": folder / ".tidemark/lake/views/daily_traffic"})
     assert found.height == 1 + len(SETTLED)
+
+
+def test_advice_on_a_column_that_was_added_later_counts_its_nulls(tmp_path):
+    assert "`DeltaTable(path).to_pyarrow_table()`, whole, counts them right" in README
+    table = lake.Table(tmp_path, "views/more")
+    for seq, row in enumerate(({"n": 1}, {"n": 2, "more": "x"})):
+        schema = pa.schema([("n", pa.int64()), *([("more", pa.string())] if seq else []), ("day", pa.date32())])
+        rows = pa.Table.from_pylist([row | {"day": DAY}], schema)
+        if seq:
+            DeltaTable(table.path).alter.add_columns([Schema.from_arrow(schema).fields[1]])
+        else:
+            DeltaTable.create(table.path, Schema.from_arrow(schema), partition_by=["day"])
+        lake.append(table, lake.Batch("main", seq, seq), lake.write_arrow(table, f"live/main-{seq}-{seq}-a", rows))
+    found = DeltaTable(table.path).to_pyarrow_table()
+    assert found.filter(pc.field("more").is_null()).num_rows == found.filter(pc.field("more").is_valid()).num_rows == 1
 
 
 def test_query_of_the_page_answers_the_same(folder):
