@@ -124,6 +124,16 @@ def test_member_added_to_a_struct_is_null_in_older_files(settings, ask):
     assert ask("SELECT kafka FROM page_views").rows == [({"partition": None, "offset": 7, "value": None},)]
 
 
+def test_field_of_a_struct_that_older_files_lack_is_null_there(settings, ask):
+    log, old = table(settings, "log/page_views"), pa.schema([("page", pa.string())])
+    add(log, "live/main-0-a0", NOV_19, [{"page": "/"}], old)
+    add(log, "live/main-1-a1", NOV_19, [{"kafka": {"offset": 7}}], pa.schema([("kafka", pa.struct([("offset", pa.int64())]))]))
+    add(log, "live/main-2-b2", NOV_19, [view_of("/b", 8)])
+    found = ask("SELECT kafka.offset, kafka.partition FROM page_views ORDER BY 1 NULLS FIRST")
+    assert found.rows == [(None, None), (7, None), (8, 0)]
+    assert ask("SELECT kafka.partition FROM page_views WHERE kafka.offset = 7").rows == [(None,)]
+
+
 def test_path_with_signs_that_urls_and_patterns_use(tmp_path):
     settings = Settings(home=tmp_path / "it's [1] *")
     add(table(settings, "log/page_views"), "live/main 1+%41é", NOV_19, [view_of("/a")])

@@ -293,17 +293,32 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
     if partitions != ["day"]:
         raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
     types = {column: duckdb_type(name, kind) for column, kind in fields.items() if column != "day"}
+    # DuckDB 2.0.0 reads a field alone, and of a file that lacks it gives another one's values or an internal error.
+    told = {c: adds.column(c).to_pylist() for c in adds.column_names if c.startswith("null_count.")}
+    lacking = [
+        f'CASE WHEN "{c}" IS NOT NULL THEN "{c}" END AS "{c}"'
+        for c, kind in fields.items()
+        if any(None in told.get(f"null_count.{leaf}", [None]) for leaf in leaves(c, kind, inside=False))
+    ]
+    whole = f" REPLACE ({', '.join(lacking)})" if lacking else ""
     days: dict[dt.date | None, list[Path]] = defaultdict(list)
     for file, day in zip(adds.column("path").to_pylist(), adds.column("partition.day").to_pylist(), strict=True):
         days[day].append(path / unquote(file))
     selects = [
-        f"SELECT *, {f'DATE {quoted(str(day))}' if day else 'NULL::DATE'} AS day FROM {parquet(files, types)}"
+        f"SELECT *{whole}, {f'DATE {quoted(str(day))}' if day else 'NULL::DATE'} AS day FROM {parquet(files, types)}"
         for day, files in sorted(days.items(), key=lambda item: str(item[0]))
     ]
     empty = ", ".join(f'NULL::{t} AS "{c}"' for c, t in types.items())
     return " UNION ALL ".join(selects) or f"SELECT {empty}, NULL::DATE AS day WHERE false", [
         str(f) for d in days.values() for f in d
     ]
+
+
+def leaves(column: str, kind: Any, inside: bool = True) -> list[str]:
+    """The fields of a struct column, however deep, of which a file's statistics tell; none of any other column."""
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        return [leaf for field in kind["fields"] for leaf in leaves(f"{column}.{field['name']}", field["type"])]
+    return [column] if inside and isinstance(kind, str) else []
 
 
 def parquet(files: Iterable[Path], types: Mapping[str, str]) -> str:
