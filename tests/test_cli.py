@@ -351,6 +351,14 @@ def test_full_disk_is_known_behind_what_spark_makes_of_it(config):
     assert lake.disk_full(config, error("Permission denied")) is None
 
 
+def test_full_disk_says_where_no_inode_is_left(config, monkeypatch):
+    config.state.mkdir(parents=True, exist_ok=True)
+    counts = (4096, 4096, 99, 99, 99, 10, 0, 0, 0, 255)  # of blocks some are free, of ten inodes none
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(counts))
+    told = lake.disk_full(config, OSError(28, "No space left on device")) or ""
+    assert f"{config.state} 0.4 MiB but no inode (too many files)" in told
+
+
 def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
     monkeypatch.setattr(cli, "settings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

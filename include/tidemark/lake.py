@@ -1166,11 +1166,17 @@ def disk_full(settings: Settings, error: BaseException) -> str | None:
     if "No space left on device" not in f"{error} {error.__cause__} {error.__context__}":
         return None
     folders = [folder for folder in (settings.lake_path, settings.checkpoints, settings.state) if folder.exists()]
-    free = ", ".join(f"{folder} {shutil.disk_usage(folder).free / 2**20:.1f} MiB" for folder in folders)
+    free = ", ".join(f"{folder} {shutil.disk_usage(folder).free / 2**20:.1f} MiB{no_inode(folder)}" for folder in folders)
     return (
         f"No space left on device; free now: {free}. Free some space, then start it again: it goes on where it was, and nothing "
         "half-written is visible"
     )
+
+
+def no_inode(folder: Path) -> str:
+    """What to add of a disk that has room, but for no more files; one that counts none (btrfs) has no such end."""
+    disk = os.statvfs(folder)
+    return " but no inode (too many files)" if disk.f_files and not disk.f_favail else ""
 
 
 def whole_or_nothing(path: Path, text: str, kept: bool = False) -> None:
