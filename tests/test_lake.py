@@ -350,6 +350,20 @@ def test_rows_that_are_large_are_few_to_a_row_group(table, spark):
     assert (footer.num_rows, largest < 25_000_000) == (48, True)
 
 
+def test_dictionary_of_many_ids_is_small(table, spark):
+    # Each of 20,000 comes three times: to look it up costs who reads more than to read it.
+    rows = spark.range(60_000, numPartitions=1).select(
+        F.md5((F.col("id") % 20_000).cast("string")).alias("page"),
+        F.lit(NOON).alias("pane"),
+        F.lit(1).alias("n"),
+        F.lit(NOON.date()).alias("day"),
+    )
+    (add,) = lake.write_spark(table, "live/main-0-0-abc", rows)
+    page = pq.read_metadata(table.path / add.path).row_group(0).column(0)
+    first = page.dictionary_page_offset if page.has_dictionary_page else page.data_page_offset
+    assert page.data_page_offset - first < 150_000
+
+
 def test_spark_and_arrow_write_files_that_say_the_same_of_themselves(table, spark):
     written = rows(1, 2, at=NOON + MICRO)
     lake.append(table, Batch("main", 0, 0), lake.write_arrow(table, "live/main-0-0-abc", written))
