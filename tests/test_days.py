@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from structlog.testing import capture_logs
 
-from tidemark import compare, fold, kafka, lake, local, query, repair, settle, speed
+from tidemark import compare, fold, kafka, lake, local, query, repair, session, settle, speed
 from tidemark.functions import day, distinct, how_many, pane
 from tidemark.lake import File, Pin, Run
 from tidemark.model import Catalog, Rollup, Topic, View, catalog, expect, looking_at, rollup, view
@@ -1491,6 +1491,51 @@ def test_view_reads_of_what_is_staged_the_days_of_its_chunk_alone(
     done = settle.work(settings, catalog([type("p", (), {"prices": PRICES, "lasts": lasts, "counts": counts})]), run, print)
     assert done.tables["counts"]["rows"] == 3
     assert opened == [{str(d)} for d in days]
+
+
+SORTED = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
+
+
+def test_rollup_alone_is_staged_with_all_its_groups_at_once(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view unites sets that may each have a day's values: those stay one after the other."""
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    stage, found = lake.stage, dict[str, str]()
+
+    def staged(table: lake.Table, *words: Any) -> None:
+        found[table.name.split("/")[-1]] = spark.conf.get(SORTED)
+        stage(table, *words)
+
+    monkeypatch.setattr(lake, "stage", staged)
+    run = begun(settings, spark, [settle.yesterday(settings)], "settle", [])
+    settle.work(settings, catalog([type("p", (), {"prices": PRICES, "lasts": lasts, "counts": counts})]), run, print)
+    assert found == {"lasts": "50000", "counts": "1"}
+    assert spark.conf.get(SORTED) == "1"
+
+
+@pytest.mark.parametrize(
+    ("rows", "each", "parts", "mib"),
+    [
+        (0, 0, 2, 1),
+        (100_000, 100, 2, 128),
+        (86_400_000, 100, 44, 128),
+        (86_400_000, 20, 44, 38),  # smaller ones in smaller parts
+        (1_000_000_000, 100, 200, 128),
+    ],
+)
+def test_task_of_a_rollup_has_two_million_records_at_most(rows: int, each: int, parts: int, mib: int) -> None:
+    files = [File(f"live/main-0-0-x/{n}", rows * each // 2, rows // 2, date(2026, 11, 1), 0) for n in range(2)]
+    _, shuffled, read = settle.at_once(files).values()
+    assert (int(shuffled), int(read) // settle.MIB) == (parts, mib)
+
+
+def test_settings_of_a_part_of_the_work_end_with_it(spark: Any) -> None:
+    unset = "spark.sql.files.maxPartitionBytes"
+    with pytest.raises(InterruptedError), session.under(spark, {SORTED: "7", unset: "8m"}):
+        assert (spark.conf.get(SORTED), spark.conf.get(unset)) == ("7", "8m")
+        raise InterruptedError
+    assert (spark.conf.get(SORTED), spark.conf.get(unset, None)) == ("1", None)
 
 
 BESIDE = """

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,22 @@ def beside(spark: SparkSession) -> SparkSession:
     other.conf.set("spark.sql.files.minPartitionNum", str(cores))
     other.conf.set("spark.sql.files.maxPartitionBytes", "64g")
     return other
+
+
+@contextmanager
+def under(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Other settings of a session for what is computed within."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, was)
 
 
 def cluster(settings: Settings) -> dict[str, str]:
