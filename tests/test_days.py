@@ -1493,6 +1493,30 @@ def test_view_reads_of_what_is_staged_the_days_of_its_chunk_alone(
     assert opened == [{str(d)} for d in days]
 
 
+@pytest.mark.parametrize(("large", "cut"), [(2, 0), (3, 1)], ids=["a day each", "all together"])
+def test_large_day_of_a_log_is_read_by_itself_and_its_day_is_no_part_of_each_path(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, large: int, cut: int
+) -> None:
+    monkeypatch.setattr(settle, "LARGE", large)
+    days = [date(2026, 11, n) for n in (1, 2)]
+    at = [datetime.combine(d, datetime.min.time(), UTC) + timedelta(hours=h) for d in days for h in (1, 2)]
+    log = logged(settings, spark, PRICES, [(0, n, when) for n, when in enumerate(at)], folder="live/main-5-5-x")
+    run = Run("r", "running", [str(d) for d in days], "test", "", "", {"main": Pin("main", 6, READ, "")})
+    settling = settle.Settling(settings, CLOSES, run, print)
+    settling.spark, settling.outer = spark, {"prices": log}
+    frame = settling.log_of(PRICES, days)
+    found = sorted(tuple(r) for r in frame.select("day", "kafka.offset").collect())
+    assert found == [(days[n // 2], n) for n in range(4)]
+    assert frame._jdf.queryExecution().optimizedPlan().toString().count("substring_index") == cut
+
+
+@pytest.mark.parametrize(("rows", "reads"), [([], [[]]), ([9, 5, 4], [[0], [1, 2]]), ([9, 9], [[0], [1]]), ([1, 2], [[0, 1]])])
+def test_small_days_are_read_together(monkeypatch: pytest.MonkeyPatch, rows: list[int], reads: list[list[int]]) -> None:
+    monkeypatch.setattr(settle, "LARGE", 6)
+    files = [File(f"live/main-0-0-x/{n}", 1, count, date(2026, 11, 1 + n), 0) for n, count in enumerate(rows)]
+    assert settle.by_large_days(files) == [[files[n] for n in some] for some in reads]
+
+
 SORTED = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
 
 
