@@ -294,11 +294,11 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
         raise QueryError(f"{name} at {path} is partitioned by {', '.join(partitions) or 'nothing'}; the lake's tables are by day")
     types = {column: duckdb_type(name, kind) for column, kind in fields.items() if column != "day"}
     # DuckDB 2.0.0 reads a field alone, and of a file that lacks it gives another one's values or an internal error.
-    told = {c: adds.column(c).to_pylist() for c in adds.column_names if c.startswith("null_count.")}
+    told = {c for c in adds.column_names if c.startswith("null_count.") and not adds.column(c).null_count}
     lacking = [
         f'CASE WHEN "{c}" IS NOT NULL THEN "{c}" END AS "{c}"'
         for c, kind in fields.items()
-        if any(None in told.get(f"null_count.{leaf}", [None]) for leaf in leaves(c, kind, inside=False))
+        if any(f"null_count.{leaf}" not in told for leaf in leaves(c, kind, inside=False))
     ]
     whole = f" REPLACE ({', '.join(lacking)})" if lacking else ""
     days: dict[dt.date | None, list[Path]] = defaultdict(list)
