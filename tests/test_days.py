@@ -1510,9 +1510,19 @@ def test_large_day_of_a_log_is_read_by_itself_and_its_day_is_no_part_of_each_pat
     assert frame._jdf.queryExecution().optimizedPlan().toString().count("substring_index") == cut
 
 
-@pytest.mark.parametrize(("rows", "reads"), [([], [[]]), ([9, 5, 4], [[0], [1, 2]]), ([9, 9], [[0], [1]]), ([1, 2], [[0, 1]])])
+@pytest.mark.parametrize(
+    ("rows", "reads"),
+    [
+        ([], [[]]),
+        ([9, 5, 4], [[0], [1, 2]]),
+        ([9, 9], [[0], [1]]),
+        ([1, 2], [[0, 1]]),
+        ([9, 9, 9, 1], [[0, 1, 2, 3]]),  # more than the plan may have
+    ],
+)
 def test_small_days_are_read_together(monkeypatch: pytest.MonkeyPatch, rows: list[int], reads: list[list[int]]) -> None:
     monkeypatch.setattr(settle, "LARGE", 6)
+    monkeypatch.setattr(settle, "MONTH", 2)
     files = [File(f"live/main-0-0-x/{n}", 1, count, date(2026, 11, 1 + n), 0) for n, count in enumerate(rows)]
     assert settle.by_large_days(files) == [[files[n] for n in some] for some in reads]
 

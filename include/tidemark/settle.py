@@ -62,6 +62,8 @@ PART = 2_000_000
 """So many records of a log DuckDB counts at once."""
 LARGE = 500_000
 """A day with so many records of a topic is read by itself."""
+MONTH = 31
+"""So many days at most in a plan that each makes longer."""
 AT_ONCE = 2_000_000
 """So many records a task puts into sets."""
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -938,7 +940,7 @@ def chunks_of(settings: Settings, catalog: Catalog, days: Sequence[date]) -> lis
 
     A view that reads a table is asked day by day: then a chunk is a month at most, for each day makes its plan longer.
     """
-    longest = 31 if any(is_table(s) for v in catalog.views.values() for s in v.reads.values()) else 10_000
+    longest = MONTH if any(is_table(s) for v in catalog.views.values() for s in v.reads.values()) else 10_000
     records: dict[date | None, int] = {}
     for topic in catalog.topics.values():
         if (one := lake.table(settings, topic)).exists:
@@ -1089,14 +1091,21 @@ def by_large_days(files: Sequence[lake.File]) -> list[list[lake.File]]:
     """A log's files of each day that has many records, and those of all other days together.
 
     Of one day alone `day` is a constant. To cut it out of each row's path, for each check, was a fifth of what two days cost of
-    which one had 86 million records; a scan of its own is a few tasks more.
+    which one had 86 million records; a scan of its own is a few tasks more. Of more than a month all are read together: each scan
+    makes the plan longer.
     """
     of_day: dict[date | None, list[lake.File]] = {}
     for file in files:
         of_day.setdefault(file.day, []).append(file)
-    large = [its for its in of_day.values() if sum(f.rows for f in its) >= LARGE]
-    rest = [f for its in of_day.values() if its not in large for f in its]
-    return [*large, *([rest] if rest or not large else [])]
+    large, rest = list[list[lake.File]](), list[lake.File]()
+    for its in of_day.values():
+        if sum(f.rows for f in its) >= LARGE:
+            large.append(its)
+        else:
+            rest += its
+    if len(large) > MONTH:
+        return [list(files)]
+    return [*large, rest] if rest or not large else large
 
 
 def at_once(files: Sequence[lake.File]) -> dict[str, str]:
