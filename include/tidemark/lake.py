@@ -638,8 +638,8 @@ WRITTEN: dict[str, str | int] = {
     # A reader has a row group in memory, and Spark all rows of one in a batch: of sets with a quarter of a million values each a
     # hundred were 135 MB, the fewest after which Parquet looks how many they are unless told.
     "parquet.block.size": 16 * 1024 * 1024,
-    # A 128th of a row group, as Parquet has it of its own: of ids, each of which is another, a third stood in a dictionary first,
-    # which a seventh of the CPU of writing a log went into, and a fourteenth of reading it.
+    # A 128th of a row group, as Parquet has it of its own: of ids that come a few times each, more is written and looked up for
+    # little. A tenth of the CPU of writing a log went into it, and a twentieth of rolling one.
     "parquet.dictionary.page.size": 128 * 1024,
     "parquet.block.size.row.check.min": 1,
     "parquet.page.size.row.check.min": 1,
