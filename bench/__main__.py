@@ -20,7 +20,7 @@ from bench.world import World
 OUT = Path(__file__).parent / "out" / "figures.json"
 NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
-OWN = ("buyers", "every", "full", "growth", "large", "night", "nightly", "replay")
+OWN = ("buyers", "every", "full", "growth", "large", "month", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 WORLDS = {"nightly": InCharge}
 
@@ -112,6 +112,10 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
         case "large" | "full":  # the latter of as many events as a day of 1,000 a second has
             events, others = (200_000, 20_000) if quick else (86_400_000 if name == "full" else 10_000_000, 100_000)
             figures = night.measure(world, events, others, days=2, rounds=1)
+            return [replace(one, figure=one.figure.replace("night", name, 1)) for one in figures]
+        case "month":  # each day as large as the others
+            events, days = (50_000, 3) if quick else (2_000_000, 30)
+            figures = night.measure(world, events, events, days=days, rounds=1)
             return [replace(one, figure=one.figure.replace("night", name, 1)) for one in figures]
         case "nightly":
             assert isinstance(world, InCharge)

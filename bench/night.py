@@ -37,7 +37,7 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
     write_raw(world, raw)
     last = first + timedelta(days=days - 1)
     world.stream()
-    world.wait_read(max(900, events / 10_000))
+    world.wait_read(max(900, (events + others * (days - 1)) / 10_000))
     world.stop_stream()
     # Readers have already what is settled, as where a stream has run all day; one that only caught up has shown little of it.
     night(world, "tidemark", first, last, raw)
