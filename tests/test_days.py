@@ -1416,17 +1416,42 @@ def test_id_that_records_of_a_log_have_not_is_refused(
     works(plain)[1]()  # written back, it is taken
 
 
-def test_rollup_whose_pipeline_has_changed_is_named_when_the_stream_starts(settings: Settings) -> None:
-    def starts(of: Rollup) -> list[Any]:
-        changed = catalog([type("p", (), {"prices": PRICES, "lasts": of, "others": OTHERS})])
+def test_table_whose_pipeline_has_changed_is_named_when_the_stream_starts(settings: Settings) -> None:
+    def starts(of: Rollup, seen: View) -> list[Any]:
+        changed = catalog([type("p", (), {"prices": PRICES, "lasts": of, "others": OTHERS, "counts": seen})])
         with capture_logs() as events:
             speed.Stream(settings, changed, "main", settings.state / "main").remember_code()
-        return [(e["rollups"], e["mend"]) for e in events if e["log_level"] == "warning"]
+        return [(e["tables"], e["mend"]) for e in events if e["log_level"] == "warning"]
 
     (settings.state / "main").mkdir(parents=True)
-    named = [(["lasts"], "tidemark replay --only lasts --reason …")]
-    other = replace(lasts, merge={"last": "min"})
-    assert [starts(of) for of in (lasts, lasts, other, other, lasts)] == [[], [], named, [], named]
+    of, seen = replace(lasts, merge={"last": "min"}), replace(counts, lookback="1 day")
+    # What reads a rollup that has changed is replayed with it.
+    other, further = replace(counts, reads={"lasts": of}), replace(seen, reads={"lasts": of})
+    told = [starts(*both) for both in ((lasts, counts), (lasts, counts), (of, other), (of, other), (of, further))]
+    mend = "tidemark replay --only {0} --reason …".format
+    assert told == [[], [], [(["lasts"], mend("lasts"))], [], [(["counts"], mend("counts"))]]
+    # Of what it left before it told of views, nothing is said.
+    of_rollups = json.loads((settings.state / "main" / "code.json").read_text())
+    (settings.state / "main" / "code.json").write_text(json.dumps({"lasts": of_rollups["lasts"]}))
+    assert starts(of, other) == []
+
+
+def test_replay_that_waited_while_a_view_was_changed_is_not_published(settings: Settings) -> None:
+    """Published, its days would be of the code of before, and those that nights settle from now on of the new."""
+    run = Run("r1", "staged", ["2026-07-01"], "a mistake", NOW.isoformat(), "", {}, kind="replay")
+    run.code = settle.code_of([lasts, counts])
+    of = {"prices": PRICES, "lasts": lasts}
+    lake.save(settings, run)
+    changed = catalog([type("p", (), of | {"counts": replace(counts, lookback="1 day")})])
+    said = r"run r1 computed counts as it was before it was changed, and later days are of .* Drop it .*: tidemark drop r1"
+    with pytest.raises(settle.SettleError, match=said):
+        settle.publish(settings, changed, "r1")
+    # Where a topic is to be found in Kafka, and for how long, changes no row.
+    moved = replace(PRICES, partitions=PRICES.partitions + 2, retention="30 days")
+    on = replace(lasts, reads={"prices": moved})
+    same = catalog([type("p", (), {"prices": moved, "lasts": on, "counts": replace(counts, reads={"lasts": on})})])
+    settle.refuse_code_since(settings, same, run)
+    assert settle.publish(settings, catalog([type("p", (), of | {"counts": counts})]), "r1") == []
 
 
 def test_tombstone_has_no_id_and_is_none_of_those_that_lack_it(spark: Any) -> None:

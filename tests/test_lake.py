@@ -309,10 +309,11 @@ def test_a_run_s_record_that_is_empty_is_named_with_the_way_out(settings):
         lake.runs(settings)
 
 
-def test_a_checkpoint_s_identity_that_is_empty_is_named_with_the_way_out(settings):
+@pytest.mark.parametrize("content", ["", "[]", "7", '{"start": {}}', '{"number": 1, "other": 2}'])
+def test_a_checkpoint_s_identity_that_is_damaged_is_named_with_the_way_out(settings, content):
     checkpoint = lake.Checkpoint.of(settings, "main")
     checkpoint.path.mkdir(parents=True)
-    (checkpoint.path / "tidemark.json").touch()
+    (checkpoint.path / "tidemark.json").write_text(content)
     with pytest.raises(LakeError, match=r"/main away, then: tidemark speed --stream main --recover, with the --only"):
         checkpoint.identity  # noqa: B018
 

@@ -734,7 +734,10 @@ def test_a_topic_begins_where_the_stream_began_which_took_it_up_last(settings: S
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps({"start": start}))
         os.utime(file, (at := 2 if name == newest else 1, at))
-    (settings.checkpoints / "third").mkdir()
+    for damaged in ("[]", "{}", ""):
+        (third := settings.checkpoints / f"third{len(damaged)}{damaged[:1]}").mkdir()
+        (third / "tidemark.json").write_text(damaged)
+    (settings.checkpoints / "fourth").mkdir()
     stream, born = object.__new__(speed.Stream), SimpleNamespace(created_time=0)
     stream.settings, stream.ledger = settings, SimpleNamespace(delta=lambda: SimpleNamespace(metadata=lambda: born))  # type: ignore[assignment]
     assert stream.starts_of_all() == {"clicks": began[newest]["clicks"], "views": {"0": 0}}

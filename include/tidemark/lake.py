@@ -880,7 +880,7 @@ class Checkpoint:
             return None
         try:
             return Generation(**json.loads(file.read_text()))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise LakeError(
                 f"{file} is damaged ({error}). Move {self.path} away, then: tidemark speed --stream {self.stream} --recover, "
                 f"with the --only that it had"

@@ -725,8 +725,9 @@ def fingerprint(declared: Source) -> str:
     """Twelve hex digits that change when a declaration, its pipeline's file or anything that it reads changes."""
     if isinstance(declared, Changes):
         return f"changes of {fingerprint(declared.topic)}"
-    # A topic is the same in whatever stream, a rollup however its sets are united.
-    beside = ("function", "reads", "shortcut", "sample", "stream", "many")
+    # A topic is the same in whatever stream and however Kafka holds it, a rollup however its sets are united.
+    held = ("partitions", "retention", "retention_bytes", "segment", "segment_bytes", "replication", "min_insync")
+    beside = ("function", "reads", "shortcut", "sample", "stream", "many", *held)
     said = [repr(sorted((n, v) for n, v in vars(declared).items() if n not in beside))]
     if not isinstance(declared, Topic):
         said += [

@@ -844,18 +844,19 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
 
 
 def refuse_code_since(settings: Settings, catalog: Catalog, run: Run) -> None:
-    """Of a replay that waited while code was changed the rows would stand among rows of other code. One that has begun to be
-    published is finished all the same."""
+    """Of a replay that waited while code was changed the rows would stand among rows of other code: of a rollup those that its
+    stream adds, of a view those of every later day. One that has begun to be published is finished all the same."""
     if run.visible:
         return
     computed = dict(item.split(":") for item in run.code.split(",") if item)
-    for rollup in catalog.rollups.values():
-        stream, runs_with = live_code(settings, rollup)
-        was, now = computed.get(rollup.name), runs_with or fingerprint(rollup)
+    for declared in catalog.derived:
+        stream, runs_with = live_code(settings, declared) if isinstance(declared, Rollup) else ("", None)
+        was, now = computed.get(declared.name), runs_with or fingerprint(declared)
         if was and was != now:
+            adds = f"stream {stream} adds rows" if stream else "later days are"
             raise SettleError(
-                f"run {run.id} computed {rollup.name} as it was before it was changed, and stream {stream} adds rows of the code "
-                f"of now: the two would be mixed. Drop it and replay again: tidemark drop {run.id}, then tidemark replay"
+                f"run {run.id} computed {declared.name} as it was before it was changed, and {adds} of the code of now: the two "
+                f"would be mixed. Drop it and replay again: tidemark drop {run.id}, then tidemark replay"
             )
 
 

@@ -274,17 +274,21 @@ class Stream:
         self.announcing = Refresher(self, [v for v in self.live_views() if v.announce], "announced", rest=0)
 
     def remember_code(self) -> None:
-        """Say of which code each rollup's rows are from now on, and warn where those of before are of another: they stand side by
-        side until the night. Its pipeline's file tells, so it may have been a comment that was changed."""
+        """Say of which code each table's rows are from now on, and warn where those of before are of another: a rollup's stand
+        side by side until the night, a view's settled days beside those that follow. What reads one that has changed is not
+        named too, for a replay takes it along. The pipeline's file tells, so it may have been a comment that was changed."""
         was = local.status(self.settings, self.name).get("code", {})
-        code = {r.name: fingerprint(r) for r in self.mine.rollups.values() if r.name not in self.set_aside}
-        if changed := sorted(name for name in code.keys() & was.keys() if code[name] != was[name]):
+        mine: list[Rollup | View] = [*self.mine.rollups.values(), *self.my_views()]
+        told = [d for d in mine if d.name not in self.set_aside]
+        code = {d.name: fingerprint(d) for d in told}
+        changed = {name for name in code.keys() & was.keys() if code[name] != was[name]}
+        if first := sorted(d.name for d in told if d.name in changed and not changed & {s.name for s in d.reads.values()}):
             log.warning(
-                "rollups changed since the stream last ran: rows of days that are not settled stay as they were computed; if the "
-                "change is more than words, replay lists what differs and mends it",
+                "changed since the stream last ran: what a rollup has, and a view's settled days, stay as they were computed; if "
+                "the change is more than words, replay lists what differs and mends it",
                 stream=self.name,
-                rollups=changed,
-                mend=f"tidemark replay --only {','.join(changed)} --reason …",
+                tables=first,
+                mend=f"tidemark replay --only {','.join(first)} --reason …",
             )
         lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
 
@@ -500,7 +504,7 @@ class Stream:
         added since is not there. What was set aside before the lake began is of other topics."""
         told, began = list[tuple[int, dict[str, Any]]](), (self.ledger.delta().metadata().created_time or 0) * 1_000_000
         for file in self.settings.checkpoints.glob("*/tidemark.json"):
-            with suppress(OSError, ValueError):  # another stream may set its own aside just now
+            with suppress(OSError, ValueError, TypeError, KeyError):  # another stream may set its own aside just now
                 told.append((file.stat().st_mtime_ns, json.loads(file.read_text())["start"]))
         found: dict[str, dict[str, int]] = {}
         for start in (one for at, one in sorted(told, key=lambda pair: pair[0]) if at >= began):
@@ -1244,11 +1248,15 @@ class Stream:
 
     # ---- beside the batches
 
-    def live_views(self) -> list[View]:
-        """The live views that this stream refreshes: those of which it reads the first topic, by name. Its stream time is theirs:
-        what another stream reads later than `back` behind it they have with their night."""
-        views = [v for v in self.catalog.views.values() if v.refresh and v.name in self.tables]
+    def my_views(self) -> list[View]:
+        """The views of which this stream reads the first topic, by name."""
+        views = self.catalog.views.values()
         return [v for v in views if min(needed(self.catalog, [v.name]) & self.catalog.topics.keys()) in self.mine.topics]
+
+    def live_views(self) -> list[View]:
+        """The live views that this stream refreshes. Its stream time is theirs: what another stream reads later than `back`
+        behind it they have with their night."""
+        return [v for v in self.my_views() if v.refresh and v.name in self.tables]
 
     def others(self, view: View) -> list[lake.Table]:
         """The tables that a view looks at and another stream writes."""
