@@ -359,6 +359,16 @@ def test_full_disk_says_where_no_inode_is_left(config, monkeypatch):
     assert f"{config.state} 0.4 MiB but no inode (too many files)" in told
 
 
+def test_full_disk_says_what_is_free_where_an_answer_goes_and_for_what_is_temporary(config, tmp_path):
+    """`tidemark query … > /mnt/full/answer.csv`, and what Spark spills."""
+    code = "import sys; from tidemark import lake, settings; "
+    code += "sys.stderr.write(lake.disk_full(settings.Settings(), OSError(28, 'No space left on device')))"
+    env = os.environ | {"TIDEMARK_HOME": str(config.home), "TMPDIR": str(tmp_path)}
+    with (tmp_path / "answer.csv").open("w") as answer:
+        done = subprocess.run([sys.executable, "-c", code], stdout=answer, stderr=subprocess.PIPE, text=True, env=env, check=True)
+    assert re.search(rf"free now: .*{tmp_path} \d+\.\d MiB, standard output \d+\.\d MiB\. Free some space", done.stderr)
+
+
 def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
     monkeypatch.setattr(cli, "settings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

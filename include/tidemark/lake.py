@@ -18,6 +18,8 @@ import os
 import re
 import shutil
 import signal
+import stat
+import tempfile
 import threading
 import time
 import uuid
@@ -1168,17 +1170,21 @@ def disk_full(settings: Settings, error: BaseException) -> str | None:
     """The sentence of an error that a full disk caused, whoever met it: Python, Spark, Delta. None for any other."""
     if "No space left on device" not in f"{error} {error.__cause__} {error.__context__}":
         return None
-    folders = [folder for folder in (settings.lake_path, settings.checkpoints, settings.state) if folder.exists()]
-    free = ", ".join(f"{folder} {shutil.disk_usage(folder).free / 2**20:.1f} MiB{no_inode(folder)}" for folder in folders)
+    folders = (settings.lake_path, settings.checkpoints, settings.state, Path(tempfile.gettempdir()))
+    places: dict[str, Path | int] = {str(folder): folder for folder in folders if folder.exists()}
+    with suppress(OSError):  # it may be closed
+        if stat.S_ISREG(os.fstat(1).st_mode):
+            places["standard output"] = 1
+    free = ", ".join(f"{name} {shutil.disk_usage(at).free / 2**20:.1f} MiB{no_inode(at)}" for name, at in places.items())
     return (
         f"No space left on device; free now: {free}. Free some space, then start it again: it goes on where it was, and nothing "
         "half-written is visible"
     )
 
 
-def no_inode(folder: Path) -> str:
+def no_inode(place: Path | int) -> str:
     """What to add of a disk that has room, but for no more files; one that counts none (btrfs) has no such end."""
-    disk = os.statvfs(folder)
+    disk = os.statvfs(place)
     return " but no inode (too many files)" if disk.f_files and not disk.f_favail else ""
 
 
