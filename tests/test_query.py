@@ -15,8 +15,9 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
+from tidemark import lake
 from tidemark.model import Catalog, Live, Topic, View, rollup
-from tidemark.query import QueryError, Result, TableDamaged, connect, goes_on, query, wrong
+from tidemark.query import QueryError, Result, TableDamaged, connect, goes_on, query, snapshot, wrong
 from tidemark.settings import Settings
 
 NOV_18, NOV_19 = dt.date(2026, 11, 18), dt.date(2026, 11, 19)
@@ -132,6 +133,29 @@ def test_field_of_a_struct_that_older_files_lack_is_null_there(settings, ask):
     found = ask("SELECT kafka.offset, kafka.partition FROM page_views ORDER BY 1 NULLS FIRST")
     assert found.rows == [(None, None), (7, None), (8, 0)]
     assert ask("SELECT kafka.partition FROM page_views WHERE kafka.offset = 7").rows == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("beside", "older"),
+    [([], None), ([("n", pa.int64())], None), ([("n", pa.int64())], {"n": 1})],
+    ids=["lists alone", "beside a number", "beside a number that is there"],
+)
+def test_list_in_a_struct_that_older_files_lack_is_null_there(settings, beside, older):
+    """No statistics tell of a list."""
+    said = pa.struct([*beside, ("tags", pa.list_(pa.string())), ("more", pa.list_(pa.int64()))])
+    fields, path = [("page", pa.string()), ("z", pa.int64())], settings.lake_path / "rollups" / "t"
+    new = pa.schema([*fields, ("said", said)])
+    table(settings, "rollups/t", new)
+    both = [(new, {"page": "/new", "z": 2, "said": {"n": 3, "tags": ["x"], "more": [5]}})]
+    both += [(pa.schema([*fields, *([("said", pa.struct(beside))] if older else [])]), {"page": "/old", "z": 1, "said": older})]
+    for n, (schema, row) in enumerate(both):
+        rows = pa.Table.from_pylist([row | {"day": NOV_19}], schema.append(pa.field("day", pa.date32())))
+        whole = lake.Table(settings.lake_path, "rollups/t", None)
+        lake.commit(whole, lambda n=n, rows=rows, whole=whole: (lake.write_arrow(whole, f"live/main-{n}-{n}-a", rows), {}))
+    with duckdb.connect() as db:
+        selected, _ = snapshot("t", path)
+        assert db.sql(f"SELECT page, said.more FROM ({selected}) ORDER BY z").fetchall() == [("/old", None), ("/new", [5])]
+        assert db.sql(f"SELECT page FROM ({selected}) WHERE said.more IS NULL").fetchall() == [("/old",)]
 
 
 def test_path_with_signs_that_urls_and_patterns_use(tmp_path):

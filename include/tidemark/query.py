@@ -315,10 +315,11 @@ def snapshot(name: str, path: Path) -> tuple[str, list[str]]:
 
 
 def leaves(column: str, kind: Any, inside: bool = True) -> list[str]:
-    """The fields of a struct column, however deep, of which a file's statistics tell; none of any other column."""
+    """The fields of a struct column, however deep, lists and maps among them, of which no statistics tell; none of any other
+    column."""
     if isinstance(kind, dict) and kind["type"] == "struct":
         return [leaf for field in kind["fields"] for leaf in leaves(f"{column}.{field['name']}", field["type"])]
-    return [column] if inside and isinstance(kind, str) else []
+    return [column] if inside else []
 
 
 def parquet(files: Iterable[Path], types: Mapping[str, str]) -> str:
