@@ -649,13 +649,8 @@ def test_publication_that_was_killed_before_it_was_noted_is_not_dropped_nor_swep
     assert read(lived) == {**seen, "minutes": swapped}
     with pytest.raises(lake.LakeError, match="run night-1 is published; take it back first: tidemark rollback night-1"):
         lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
-    table = lake.table(lived, minutes)
-    table.delta().alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
-    table.delta().create_checkpoint()
-    for entry in (table.path / "_delta_log").glob("*.json"):  # the history goes by
-        if entry != table.entry(table.delta().version()):
-            entry.unlink()
-    lake.sweep(lived, [table], NOW + timedelta(days=2))
+    history_goes_by(lake.table(lived, minutes))
+    lake.sweep(lived, [lake.table(lived, minutes)], NOW + timedelta(days=2))
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert read(lived) == seen
     lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
@@ -686,6 +681,81 @@ def test_roll_back_that_was_killed_between_two_tables_is_finished(lived, first):
     settle.rollback(lived, CATALOG, run.id, "a mistake")
     assert (read(lived), lake.run_of(lived, run.id).state) == (seen, "rolled back")
     lake.drop(lived, CATALOG, lake.run_of(lived, run.id))
+
+
+def history_goes_by(table: lake.Table) -> None:
+    table.delta().alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    table.delta().create_checkpoint()
+    for entry in (table.path / "_delta_log").glob("*.json"):
+        if entry != table.entry(table.delta().version()):
+            entry.unlink()
+
+
+@pytest.mark.parametrize("before", ["all of it, taken back", "its other table, long ago"])
+def test_publication_that_was_killed_after_an_earlier_one_of_its_run_can_be_taken_back_after_a_sweep(lived, before):
+    run, seen = staged(lived, "night-1", "settle", 4, (YESTERDAY,), 30), read(lived)
+    if before.startswith("all"):
+        settle.publish(lived, CATALOG, run.id)
+        settle.rollback(lived, CATALOG, run.id, "a mistake")
+    else:
+        settle.publish(lived, APART, run.id, only=["hours"])
+        run = lake.run_of(lived, run.id)
+        run.published = run.tables["hours"]["published"] = (NOW - timedelta(days=13)).isoformat()
+        lake.save(lived, run)
+    kill(lived, "published")
+    assert read(lived)["minutes"][YESTERDAY] == [30]
+    history_goes_by(lake.table(lived, minutes))
+    lake.sweep(lived, [lake.table(lived, minutes)], NOW + timedelta(days=2))
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert read(lived) == seen
+
+
+def test_roll_back_that_was_killed_is_finished_after_what_came_back_was_merged(lived, spark):
+    table = lake.Table(lake.table(lived, minutes).root, "rollups/minutes", None)  # of which no column is a time
+    for seq in range(6, 24):
+        batch = lake.Batch("main", seq, seq)
+        lake.append(table, batch, lake.write_arrow(table, batch.folder, rows({seq: YESTERDAY})))
+    staged(lived, "night-1", "settle", 30, (YESTERDAY,), 30)
+    seen = read(lived)
+    settle.publish(lived, CATALOG, "night-1")
+    kill(lived, "rolled back:2")
+    assert read(lived) == seen and lake.run_of(lived, "night-1").tables["minutes"]["published"]
+    assert lake.compact(spark, lived, table, None, {"main": 30})
+    settle.rollback(lived, CATALOG, "night-1", "a mistake")
+    assert (read(lived), lake.run_of(lived, "night-1").state) == (seen, "rolled back")
+
+
+def test_publication_that_was_killed_is_not_taken_back_from_under_a_newer_one_of_no_row(lived):
+    run = staged(lived, "night-1", "settle", 3, (BEFORE, YESTERDAY), 30)
+    kill(lived, "published")
+    settle.publish(lived, CATALOG, staged(lived, "night-2", "settle", 4, (YESTERDAY,), 0).id)
+    seen = read(lived)
+    with pytest.raises(lake.LakeError, match="published again by run night-2, after run night-1; roll that one back first"):
+        settle.rollback(lived, CATALOG, run.id, "a mistake")
+    assert read(lived) == seen and YESTERDAY not in seen["minutes"]
+
+
+def test_older_run_is_not_published_over_a_newer_one_of_no_row_that_was_killed(lived):
+    older = staged(lived, "older", "settle", 3, (YESTERDAY,), 20)
+    staged(lived, "night-1", "settle", 4, (YESTERDAY,), 0)
+    kill(lived, "published")
+    seen = read(lived)
+    with pytest.raises(lake.LakeError, match=f"but {YESTERDAY} of minutes was published by run night-1 with batch 4"):
+        settle.publish(lived, CATALOG, older.id)
+    assert read(lived) == seen and YESTERDAY not in seen["minutes"]
+
+
+@pytest.mark.parametrize("kind", ["settle", "replay"])
+def test_run_that_was_taken_back_is_not_published_again_over_rejects_that_were_mended_since(lived, kind):
+    run = staged(lived, "night-1", kind, 4, (BEFORE, YESTERDAY), 30)
+    settle.publish(lived, CATALOG, run.id)
+    settle.rollback(lived, CATALOG, run.id, "a mistake")
+    later = datetime.now(UTC).isoformat()
+    recorded(lived, "rejects-1", "rejects", (BEFORE,), state="staged", created=later, mended=[str(YESTERDAY)])
+    seen = read(lived)
+    with pytest.raises(lake.LakeError, match=f"read the rejects of {YESTERDAY} as such, and run rejects-1 has mended them since"):
+        settle.publish(lived, CATALOG, run.id)
+    assert read(lived) == seen
 
 
 #   batches   0   1   2   3   4   5    of ten records each

@@ -1540,6 +1540,12 @@ def publishing(settings: Settings, run_id: str) -> FileLock:
     return FileLock(settings.lake_path / "runs" / f".{run_of(settings, run_id).id}.publishing")
 
 
+def half_way(table: Table, run: Run) -> bool:
+    """Whether a publication was killed behind a table's commit: it stands, and the run's record does not say so."""
+    said = run.tables.get(table.name.split("/")[-1])
+    return said is not None and not said.get("published") and stands(table, run.id)
+
+
 def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
     """Mark the tables that a publication has swapped in, and was killed before it said so: they name files of the run."""
     for declared in catalog.derived:
@@ -1573,7 +1579,9 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
         open_days = other.open_days if table.name.startswith("rollups/") else []
         again = days & {date.fromisoformat(d) for d in (*other.days, *open_days)}
         since = other.tables.get(name, {}).get("published", "")
-        if other.id != run.id and again and since > run.tables[name].get("published", ""):
+        # Killed before it said when, this one may be marked later than what came after it, which has read more.
+        after = since > run.tables[name].get("published", "") or any(run.behind(other, stream) for stream in run.pins)
+        if other.id != run.id and again and since and after:
             raise LakeError(
                 f"{min(again)} of {table.name} was published again by run {other.id}, after run {run.id}; "
                 f"roll that one back first: tidemark rollback {other.id}"
@@ -1596,6 +1604,8 @@ def refuse_rollback(settings: Settings, table: Table, run: Run, days: Iterable[d
             f"would stay beside what comes back. Settle the days again: {run.anew}"
         )
     if any(path not in held for path, *_ in back) and not stands(table, run.id):
+        if run.tables[name].get("going_back"):  # killed behind its commit; what had come back has been merged since
+            return []
         raise LakeError(
             f"what run {run.id} published in {table.name} is replaced since, by whom nobody knows any more, and what was there "
             f"before it would come in its place. Settle the days again: {run.anew}"
@@ -1717,7 +1727,7 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
         with noted(damaged):
             named = named_folders(table)
             spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
-            for run in back:
+            for run in (*back, *(r for r in decided if half_way(table, r))):
                 named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
             for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
                 key = f"{folder.parent.name}/{folder.name}"

@@ -1908,35 +1908,42 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     was begun later: of a still stream nights and what mends rejects have one pin. Raises `LakeError`.
 
     Nor is it published without those days: what the newer run computed of them may rest on what this one replaces, and
-    nobody was shown the two beside each other. Nor of a replay that waits with a part, or was taken back, what rests on days that
-    were not over and of which rejects were mended since: their rows would go.
+    nobody was shown the two beside each other. Nor, of a replay that waits with a part or a run that was taken back, what rests
+    on days that were live when rejects of them were mended, and that nothing has computed since: their rows would go.
     """
     known = lake.runs(settings)
-    waits = {n for n in run.tables.keys() & catalog.rollups.keys() if not run.tables[n].get("published")}
-    for other in known:
-        mended = {*run.open_days} & {*other.mended} if other.created > run.created else set()
-        if waits and mended:
+    waits = [d for d in catalog.derived if d.name in run.tables and not run.tables[d.name].get("published")]
+    for other in (r for r in known if r.created > run.created):
+        live = {date.fromisoformat(d) for d in {*other.mended} - {*other.days}}
+        if lost := {d.name: min(both) for d in waits if (both := live & {*run.days_of(d)})}:
             raise lake.LakeError(
-                f"run {run.id} has read the rejects of {min(mended)} as such, and run {other.id} has mended them since: their "
-                f"rows of {min(waits)} would be lost; {run.anew}"
+                f"run {run.id} has read the rejects of {min(lost.values())} as such, and run {other.id} has mended them since: "
+                f"their rows of {min(lost)} would be lost; {run.anew}"
             )
     newer: list[tuple[Run, str]] = []
     for other in sorted(known, key=lambda r: r.published or ""):
-        for name in run.tables.keys() & other.tables.keys() - catalog.topics.keys():
-            if other.id == run.id or run.tables[name].get("published") or not other.tables[name].get("published"):
+        ahead = [stream for stream in other.pins if other.id != run.id and run.behind(other, stream)]
+        for declared in (d for d in waits if ahead and d.name in other.tables):
+            both = {*run.days_of(declared)} & {*other.days_of(declared)}
+            if not both or not has_published(settings, declared, other):
                 continue
-            both = set(run.days_of(catalog[name])) & set(other.days_of(catalog[name])) if name in catalog.names else set()
-            for stream, pin in other.pins.items():
-                if both and run.behind(other, stream):
-                    same = ", which was begun later" if run.pins[stream].seq == pin.seq else ""
-                    said = (
-                        f"run {run.id} has read stream {stream} up to batch {run.pins[stream].seq}, but {min(both)} of {name} "
-                        f"was published by run {other.id} with batch {pin.seq}{same}"
-                    )
-                    newer.append((other, said))
+            for stream in ahead:
+                mine, theirs = run.pins[stream].seq, other.pins[stream].seq
+                same = ", which was begun later" if mine == theirs else ""
+                said = (
+                    f"run {run.id} has read stream {stream} up to batch {mine}, but {min(both)} of {declared.name} was published "
+                    f"by run {other.id} with batch {theirs}{same}"
+                )
+                newer.append((other, said))
     if newer:
         way = way_back(run, [other for other, _ in newer]) if run.kind == "replay" else f"settle again: {run.anew}"
         raise lake.LakeError(f"{newer[0][1]}; {way}")
+
+
+def has_published(settings: Settings, declared: Declared, run: Run) -> bool:
+    """Whether a run has published a table: also no row of it, where it was killed before it said so."""
+    table = lake.table(settings, declared)
+    return bool(run.tables[declared.name].get("published")) or (table.exists and lake.empties(table, run.id))
 
 
 def way_back(run: Run, newer: Sequence[Run]) -> str:
@@ -1973,10 +1980,19 @@ def rollback(settings: Settings, catalog: Catalog, run_id: str, reason: str) -> 
         for declared in swapped:
             began = time.monotonic()
             table = lake.table(settings, declared)
-            version = lake.roll_back(settings, table, run, run.days_of(declared), said)
+            its = run.tables[declared.name]
+            its["going_back"] = True  # killed behind the commit, it knows that what is gone is so by itself
+            lake.save(settings, run)
+            try:
+                version = lake.roll_back(settings, table, run, run.days_of(declared), said)
+            except lake.LakeError:
+                its.pop("going_back")
+                lake.save(settings, run)
+                raise
             lake.failpoint("rolled back")
-            run.tables[declared.name].pop("published")
-            run.tables[declared.name]["rolled_back"] = datetime.now(UTC).isoformat()
+            for mark in ("published", "going_back"):
+                its.pop(mark)
+            its["rolled_back"] = datetime.now(UTC).isoformat()
             lake.save(settings, run)
             done.append(Published(declared.name, version, 0, time.monotonic() - began))
         for name, its in run.tables.items():
