@@ -302,9 +302,14 @@ def test_a_file_bounded_by_dates_may_hold_every_row():
     assert bounded.meets(NOON, NOON + HOUR) and bounded.meets(None, NOON) and bounded.meets(NOON, None)
 
 
-def test_a_run_s_record_that_is_empty_is_named_with_the_way_out(settings):
+@pytest.mark.parametrize("of", ["", "{}", "[]", "7", "no pins", "a pin of a later version", "a later version"])
+def test_a_run_s_record_that_is_damaged_is_named_with_the_way_out(settings, of):
     lake.save(settings, a_run(settings, "whole", 1))
-    (settings.lake_path / "runs" / "cut.json").touch()
+    said = json.loads((settings.lake_path / "runs" / "whole.json").read_text())
+    more = {"no pins": {"pins": None}, "a later version": {"approved": "by somebody"}}
+    more["a pin of a later version"] = {"pins": {n: pin | {"epoch": 1} for n, pin in said["pins"].items()}}
+    (settings.lake_path / "runs" / "cut.json").write_text(json.dumps(said | more[of]) if of in more else of)
+    assert lake.read_runs(settings)[1].keys() == {"cut"}
     with pytest.raises(LakeError, match=r"runs/cut.json is damaged, it holds no run .*, or move it away"):
         lake.runs(settings)
 
@@ -1003,6 +1008,7 @@ def littered(settings, table) -> Table:
     lake.commit(table, lambda: ([lake.remove_action(f) for f in table.files()], {}))
     lake.append(table, Batch("main", 1, 1), lake.write_arrow(table, "live/used-1-1-a", rows(2)))
     lake.write_arrow(table, "live/orphan-2-2-a", rows(3))
+    lake.write_arrow(table, "mended/lost-a", rows(3))  # of rejects of which no batch is known
     stage(table, a_run(settings, "staged", 1), rows(4))
     stage(table, a_run(settings, "failed", 1, state="failed"), rows(5))
     run = stage(table, a_run(settings, "published", 1, NEXT, state="published"), rows(6, at=NOON + 24 * HOUR))
@@ -1012,7 +1018,7 @@ def littered(settings, table) -> Table:
 
 def test_what_neither_history_nor_an_undecided_run_names_is_swept(settings, littered):
     gone = lake.sweep(settings, [littered], now=datetime.now(UTC) + TOMORROW)
-    assert sorted(f.name.split("-")[0] for f in gone) == ["failed", "orphan"]
+    assert sorted(f.name.split("-")[0] for f in gone) == ["failed", "lost", "orphan"]
     assert folders(littered) == {"live/replaced", "live/used", "runs/staged", "runs/published"}
     assert numbers(littered) == [2, 6]
 

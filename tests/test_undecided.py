@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import DateType, StructField, StructType
 from structlog.testing import capture_logs
 
-from tidemark import fold, lake, settle, speed
+from tidemark import fold, lake, local, report, settle, speed
 from tidemark.model import Catalog, Topic, rollup, view
 
 NOW = datetime.now(UTC)
@@ -45,6 +45,26 @@ def test_rejects_are_not_mended_while_a_replay_waits(settings, monkeypatch, stat
     recorded(settings, "r1", "replay", (YESTERDAY,), state=state, open_days=[str(TODAY)])
     with pytest.raises(settle.SettleError, match=(WAITS if state == "staged" else UNDONE) % state):
         settle.settle_rejects(settings, NOTHING, "page may be null")
+
+
+def test_rejects_that_are_mended_have_nothing_to_publish_where_their_days_are_live(settings):
+    recorded(settings, "r1", "rejects", (), state="done", note="only days that are not over", mended=[str(TODAY)])
+    with pytest.raises(
+        settle.SettleError, match=r"run r1 is done: only .* not over; it has no day to publish, .* are read already$"
+    ):
+        settle.publish(settings, NOTHING, "r1")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("starting", "is starting, .* again once tidemark status"), ("running", "still runs minutes as it was")]
+)
+def test_replay_beside_a_stream_that_ran_other_code_says_whether_it_does_yet(settings, monkeypatch, state, said):
+    """The code of a stream that starts is that of the run before until it has begun."""
+    told = {"heartbeat": {"state": state}, "code": {"minutes": "as it was"}}
+    monkeypatch.setattr(local, "status", lambda *_: told)
+    monkeypatch.setattr(local, "beats", lambda *_: True)
+    with pytest.raises(settle.SettleError, match=said):
+        settle.refuse_other_code(settings, [minutes])
 
 
 def test_replay_that_was_dropped_does_not_go_on(settings):
@@ -114,18 +134,24 @@ def test_what_was_cut_into_days_in_another_zone_is_not_read_by_days_of_this_one(
     lake.table(settings, CLICKS).create(StructType().add("id", "string").add(day))
     tokyo, catalog = settings.model_copy(update={"zone": "Asia/Tokyo"}), Catalog({"clicks": CLICKS}, {}, {})
     stream = speed.Stream(tokyo, catalog, "main", settings.state / "main")
+    other = r"log/clicks are those of UTC, and TIDEMARK_ZONE is Asia/Tokyo; set TIDEMARK_ZONE=UTC"
     for work in (
+        lambda: report.report(tokyo, catalog, BEFORE),
         lambda: settle.settle(tokyo, catalog, [BEFORE], "by hand"),
         lambda: settle.replay(tokyo, catalog, "a mistake"),
         lambda: settle.settle_rejects(tokyo, catalog, "page may be null"),
         stream.make_tables,
     ):
-        with pytest.raises(
-            lake.LakeError, match=r"log/clicks are those of UTC, and TIDEMARK_ZONE is Asia/Tokyo; set TIDEMARK_ZONE=UTC"
-        ):
+        with pytest.raises(lake.LakeError, match=other):
             work()
     lake.refuse_other_zone(settings, [CLICKS])
     assert lake.runs(settings) == []
+    # One that was cut off in this zone does not go on in another.
+    monkeypatch.setattr(settle, "code_of", lambda _: "")
+    cut_off = recorded(settings, "r1", "replay", (BEFORE,), state="running")
+    with pytest.raises(lake.LakeError, match=other):
+        settle.replay(tokyo, catalog, "a mistake", name="r1")
+    assert lake.runs(settings) == [cut_off]
 
 
 CLICKS = Topic("clicks", key="id", partitions=1, schema="id STRING NOT NULL, at TIMESTAMP NOT NULL", event_time="at")

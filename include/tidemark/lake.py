@@ -1220,12 +1220,12 @@ def as_run(path: Path) -> Run:
         said = json.loads(text)
         if "\\ud" in text:  # a record from before `plain` may have half a surrogate pair in its reason
             said = json.loads(plain(json.dumps(said, ensure_ascii=False)))
-    except ValueError as error:
+        run = Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON of another version, or of no run at all
         raise LakeError(
             f"{path} is damaged, it holds no run ({error}). Put it back from a copy of the lake, or move it away: what the run "
             f"has published stays, and cannot be taken back any more"
         ) from error
-    run = Run(**{**said, "pins": {n: Pin(**p) for n, p in said["pins"].items()}})
     if run.state == "running" and not run.undecided and is_held(path.with_name(f".{run.id}.lease")):
         run.touched = datetime.now(UTC).isoformat()
     return run
@@ -1729,7 +1729,7 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
             spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
             for run in (*back, *(r for r in decided if half_way(table, r))):
                 named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
-            for folder in [*(table.path / "live").glob("*"), *(table.path / "runs").glob("*")]:
+            for folder in [f for kind in ("live", "runs", "mended") for f in (table.path / kind).glob("*")]:
                 key = f"{folder.parent.name}/{folder.name}"
                 old = datetime.fromtimestamp(folder.stat().st_mtime, UTC) < limit
                 if old and key not in named and folder.name not in spared:

@@ -146,10 +146,12 @@ def report(settings: Settings, catalog: Catalog, day: date) -> Path:
     A day that is not published, or not whole, has its report too: it says what holds it back and what follows, and shows the
     last good day. Each file is written whole or not at all. Written twice with nothing changed in between, a report is the
     same; what was restated is held against the reports of the days before, which `last.json` remembers. The page needs no
-    network, runs nothing, and shows every text of the data as text. Raises `ReportError` for a day that is not over.
+    network, runs nothing, and shows every text of the data as text. Raises `ReportError` for a day that is not over,
+    `LakeError` in another business zone than the logs' days are of.
     """
     import jinja2
 
+    lake.refuse_other_zone(settings, catalog.topics.values())
     last = datetime.now(settings.tz).date() - DAY
     if day > last:
         raise ReportError(f"{day} is not over in {settings.zone}; the last day that has a report is {last}")

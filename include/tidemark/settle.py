@@ -411,7 +411,8 @@ def work(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> 
 
 
 def computed(settings: Settings, catalog: Catalog, run: Run, progress: Progress) -> Run:
-    """The same for who has the run's lease."""
+    """The same for who has the run's lease. Raises `LakeError` in another business zone than the logs' days are of."""
+    lake.refuse_other_zone(settings, catalog.topics.values())  # one that goes on was pinned in what may have been another
     progress(f"run {run.id}: pinned at {', '.join(f'{p.stream} batch {p.seq}' for p in run.pins.values())}")
     if (found := lake.run_of(settings, run.id)).state not in ("running", "failed"):
         refuse_dropped(found)
@@ -837,6 +838,11 @@ def refuse_other_code(settings: Settings, chosen: Sequence[Declared]) -> None:
             continue
         stream, runs_with = live_code(settings, declared)
         if runs_with and runs_with != fingerprint(declared):
+            if local.status(settings, stream)["heartbeat"]["state"] == "starting":
+                raise SettleError(
+                    f"stream {stream} is starting, and by which code it rolls {declared.name} is not known yet; give the command "
+                    f"again once tidemark status says that it is running"
+                )
             raise SettleError(
                 f"stream {stream} still runs {declared.name} as it was before it was changed, and would go on adding "
                 f"such rows; restart it (tidemark down, tidemark up), then replay"
@@ -1828,6 +1834,8 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
     if run.state not in ("staged", "published", "rolled back"):
         goes_on = run.kind == "replay" and run.state in ("running", "failed")
         way = f"go on with it: tidemark replay --run {run.id}" if goes_on else f"settle the days again: {run.anew}"
+        if not run.days:
+            way = "it has no day to publish, and its mended rows are read already"
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
     chosen = [d for d in catalog.derived if d.name in run.tables and d.name in names]
