@@ -1454,6 +1454,50 @@ def test_replay_that_waited_while_a_view_was_changed_is_not_published(settings: 
     assert settle.publish(settings, catalog([type("p", (), of | {"counts": counts})]), "r1") == []
 
 
+@view(reads={"prices": PRICES}, key=("at",), time="at", lookback="1 hour")
+def gaps(prices):
+    return prices.select("at", F.lag("at").over(Window.orderBy("at")).alias("before"))
+
+
+@pytest.mark.parametrize("ago", [0, 2], ids=["this morning", "two days ago"])
+def test_night_that_was_taken_back_is_not_published_again_once_what_its_view_looks_back_at_was_mended(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, ago: int
+) -> None:
+    last = settle.yesterday(settings) - timedelta(days=ago)
+    before, midnight = last - timedelta(days=1), settle.period(settings, last)[0]
+    ten = timedelta(minutes=10)
+    logged(settings, spark, PRICES, [(0, 0, midnight - 12 * fold.HOUR)], folder="live/main-4-4-x")
+    logged(settings, spark, PRICES, [(0, 1, midnight - ten)], reject="at: wanted DATE, found string", folder="live/main-5-5-x")
+    logged(settings, spark, PRICES, [(0, 2, midnight + ten)], folder="live/main-6-6-x")
+    ledger = lake.ledger(settings)
+    ledger.create(fold.schema_of(fold.nothing(spark, speed.LEDGER)))
+    same = {"stream": "main", "topic": "prices", "partition": 0, "records": 1, "gaps": 0, "started_at": NOW, "finished_at": NOW}
+    its = [same | {"seq": 4 + n, "from_offset": n, "until_offset": n + 1, "rejects": int(n == 1), "day": last} for n in range(3)]
+    adds = lake.write_arrow(ledger, "live/main-4-6-x", pa.Table.from_pylist(its, pa.schema(ledger.delta().schema())))
+    lake.append(ledger, lake.Batch("main", 4, 6), adds)
+    pins = {"main": Pin("main", 6, {"prices": {"0": 3}}, NOW.isoformat())}
+    monkeypatch.setattr(lake, "pins", lambda *_: pins)
+    monkeypatch.setattr(settle, "refuse_unread", lambda *_: None)
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+    of = catalog([type("p", (), {"prices": PRICES, "gaps": gaps})])
+
+    for one in (before, last):
+        night = settle.settle(settings, of, [one], "night")
+        settle.publish(settings, of, night.id)
+    settle.rollback(settings, of, night.id, "rejects were wrong")
+    back = lake.run_of(settings, night.id)
+    lake.save(settings, replace(back, created=(datetime.now(UTC) - timedelta(days=ago)).isoformat()))
+    mended = settle.settle_rejects(settings, of, "an instant is a date too")
+    assert mended and (mended.days, mended.mended) == ([str(before)], [str(last)])
+    settle.publish(settings, of, mended.id)
+    said = f"read the rejects of {last} as such, and run {mended.id} has mended them since"
+    with pytest.raises(lake.LakeError, match=said):
+        settle.publish(settings, of, night.id)
+    settle.publish(settings, of, settle.settle(settings, of, [last], "night").id)
+    rows = lake.read(spark, lake.table(settings, gaps), days=[last]).collect()
+    assert [(r["at"] - r["before"]) for r in rows] == [2 * ten]
+
+
 def test_tombstone_has_no_id_and_is_none_of_those_that_lack_it(spark: Any) -> None:
     rows = [(None, None, None), (None, b"{}", None), ("a", b"{}", None), (None, b"{}", "not JSON")]
     log = spark.createDataFrame(rows, "name STRING, value BINARY, reject STRING")

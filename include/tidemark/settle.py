@@ -251,10 +251,11 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
             refuse_undecided(settings)  # one may have begun while Spark did
             pins = pinned(settings, catalog)
             found = {t.name: mendable(spark, settings, t, pins) for t in catalog.topics.values() if lake.upto(pins, t.name)}
-            under_way = {date.fromisoformat(d) for r in lake.runs(settings) if r.undecided for d in r.days}
+            known, kept = lake.runs(settings), datetime.now(UTC) - duration(settings.rollback_for)
+            under_way, may_come = days_of(r for r in known if r.undecided), days_of(r for r in known if r.publishable(kept))
             newest, nights = (
-                pins_of(newest_runs(catalog, lake.runs(settings))),
-                {*missed(settings, catalog), *under_way, last, last + timedelta(days=1)},
+                pins_of(newest_runs(catalog, known)),
+                {*missed(settings, catalog), *may_come, last, last + timedelta(days=1)},
             )
             live: Pinned = {name: dict.fromkeys(nights - published.keys(), pins) for name, published in newest.items()}
             for name, rejects in found.items():
