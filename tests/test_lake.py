@@ -297,6 +297,23 @@ def test_a_table_that_another_process_makes_at_the_same_moment_is_there(settings
     assert table.exists and table.delta().metadata().description == "of two"
 
 
+def test_a_log_tells_since_when_its_records_are_judged_by_the_accept_late_that_its_topic_has(settings):
+    """Of one that a version of before has made, none but this one is known."""
+    from tidemark.model import Topic
+
+    topics = [Topic("clicks", None, 1, "at TIMESTAMP NOT NULL", "at", accept_late=late) for late in (None, "1 day")]
+    log = Table(settings.lake_path, "log/clicks", None)
+    log.create(SCHEMA)
+    since = list[datetime | None]()
+    for topic in (topics[1], topics[1], topics[0], topics[0], topics[1]):
+        now = datetime.now(UTC)
+        asked = log.judged_since(topic)  # a run of the new code, before a stream has begun with it
+        assert asked is None or asked >= now or asked == since[-1]
+        log.cut_by(topic)
+        since.append(log.judged_since(topic))
+    assert since[:2] == [None, None] and since[2] == since[3] and since[4] > since[2] > now - timedelta(minutes=1)
+
+
 def test_a_file_bounded_by_dates_may_hold_every_row():
     bounded = lake.File("part-0.parquet", 1, 1, None, 0, DAY, NEXT)
     assert bounded.meets(NOON, NOON + HOUR) and bounded.meets(None, NOON) and bounded.meets(NOON, None)

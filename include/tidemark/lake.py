@@ -67,6 +67,7 @@ CONFIGURATION = {
 # is of.
 TOPIC_ID, EXPIRED_BEFORE = "tidemark.topicId", "tidemark.expiredBefore"
 EVENT_TIME, ID, OFFSET = "tidemark.eventTime", "tidemark.id", "partition and offset"
+LATE, LATE_SINCE = "tidemark.acceptLate", "tidemark.acceptLateSince"
 ROW_OF = "tidemark.rowOf"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
 STAGED = CONFIGURATION | {"delta.enableExpiredLogCleanup": "false"}
@@ -325,9 +326,19 @@ class Table:
         self.tell({TOPIC_ID: topic_id}, lambda: self.topic_id is None)
 
     def cut_by(self, topic: Topic) -> None:
-        """Have a log's table tell by which event time its records have their days, and by what they are told apart."""
-        wanted = {EVENT_TIME: topic.event_time, ID: topic.id or OFFSET}
-        self.tell(wanted, lambda: any(self.told(name) != value for name, value in wanted.items()))
+        """Have a log's table tell by which event time its records have their days, by what they are told apart, and how late they
+        may be: since when, where it was otherwise before."""
+        wanted = {EVENT_TIME: topic.event_time, ID: topic.id or OFFSET, LATE: topic.accept_late or "any"}
+        since = {LATE_SINCE: at.isoformat()} if (at := self.judged_since(topic)) else {}
+        self.tell(wanted | since, lambda: any(self.told(name) != value for name, value in wanted.items()))
+
+    def judged_since(self, topic: Topic) -> datetime | None:
+        """From when on a log's records are judged by the `accept_late` that the topic has: now, where no stream has begun with it
+        yet; None where no other is known of."""
+        if self.told(LATE) not in (None, topic.accept_late or "any"):
+            return datetime.now(UTC)
+        at = self.told(LATE_SINCE)
+        return datetime.fromisoformat(at) if at else None
 
     def files(self) -> list[File]:
         """Every file of the newest version."""

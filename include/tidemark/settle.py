@@ -1356,26 +1356,29 @@ class Settling:
             )
 
     def unexpired_from(self, topic: Topic, log_rows: DataFrame) -> dict[int, int]:
-        """By partition the first offset from which on `keep` has let nothing expire yet.
-
-        A record comes at most `accept_late` after its event: what came so long after the oldest day that is kept had begun is
-        of that day or a later one.
-        """
+        """By partition the first offset from which on `keep` has let nothing expire yet."""
         from pyspark.sql import functions as F
 
         limit = lake.kept_from(self.settings, topic)
         oldest = max(limit, min((f.day for f in self.outer[topic.name].files() if f.day), default=limit))
-        since = period(self.settings, oldest)[0] + duration(topic.accept_late or "0 seconds")
-        lows = log_rows.where(F.col("kafka.timestamp") >= F.lit(since)).groupBy("kafka.partition")
+        lows = log_rows.where(F.col("kafka.timestamp") >= F.lit(self.none_before(topic, oldest))).groupBy("kafka.partition")
         found = {r["partition"]: r["low"] for r in lows.agg(F.min("kafka.offset").alias("low")).toArrow().to_pylist()}
         return {int(p): found.get(int(p), until) for p, until in lake.upto(self.run.pins, topic.name).items()}
+
+    def none_before(self, topic: Topic, oldest: date) -> datetime:
+        """From when on no record of a day before `oldest` has come.
+
+        A record comes at most `accept_late` after its event: what came so long after the oldest day that is kept had begun is of
+        that day or a later one. What came under another `accept_late` may be of any.
+        """
+        in_time = period(self.settings, oldest)[0] + duration(topic.accept_late or "0 seconds")
+        return max(in_time, self.outer[topic.name].judged_since(topic) or in_time)
 
     def expires(self, topic: Topic, since: datetime) -> bool:
         """Whether a batch that was read a day before an instant, or later, may hold what `keep` has let expire already."""
         if topic.name in self.from_kafka or not lake.lets_go(self.settings, topic):
             return False
-        late = duration(topic.accept_late or "0 seconds")
-        return since - timedelta(days=1) < period(self.settings, lake.kept_from(self.settings, topic))[0] + late
+        return since - timedelta(days=1) < self.none_before(topic, lake.kept_from(self.settings, topic))
 
     def refuse_untold(self, topic: Topic, told: Mapping[int, Mapping[str, Any]], lows: Mapping[int, int]) -> None:
         """Raises `SettleError` where the ledger lacks offsets up to the pin; says from where on it has them, if not from zero.

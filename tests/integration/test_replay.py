@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -529,6 +530,30 @@ def test_batch_that_may_hold_what_has_expired_is_not_held_against_a_night(
     assert [(r["accepted"] + r["rejected"], r["offsets"]) for r in found] == ([counted] if counted else [])
     assert told == said
     assert work.judged(topic, days).repeats == len(twice)
+
+
+#   offset      0    10   12   15   20          the days: 0 to 9 forty days ago, 10 to 14 ten, 15 to 19 five
+#               [gone           )[   )
+@pytest.mark.parametrize(
+    ("since", "counted"), [(None, (4, 5)), (7, (4, 5)), (3, None)], ids=["as ever", "before that day", "after that day"]
+)
+def test_what_came_under_another_accept_late_may_have_been_of_any_age(
+    settings: Settings, spark: SparkSession, since: int | None, counted: tuple[int, int] | None
+) -> None:
+    """Of a log with `keep` it may have expired; else what a person does, who is told to give the topic one, would be refused."""
+    batches = [(0, 0, 12, 0), (0, 12, 15, 0), (0, 15, 20, 0)]
+    late = {"keep": "10 days", "accept_late": "1 day"}
+    work, topic, told = settling(settings, spark, batches, {*range(10), 17}, {0: 20}, **late)
+    if since:
+        at = (NOW - timedelta(days=since)).isoformat()
+        work.outer["made"].tell({lake.LATE: "1 day", lake.LATE_SINCE: at}, lambda: True)
+    days = [TODAY - timedelta(days=n) for n in (10, 5)]
+    found = work.offsets([topic], days, [settle.period(settings, day) for day in days])["made"].collect()
+    assert [(r["accepted"] + r["rejected"], r["offsets"]) for r in found] == ([counted] if counted else [])
+    refused = pytest.raises(settle.SettleError, match="offsets 17 to 17 are not there")
+    with refused if counted else nullcontext():
+        work.complete(topic)
+    assert told == []
 
 
 WITH_NULLS = "id STRING NOT NULL, a STRING, b STRING, sold_at TIMESTAMP NOT NULL"
