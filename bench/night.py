@@ -59,7 +59,8 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
     found = [Figure(f"night: {names[name]}", spent, "CPU-s", size) for name, spent in cpu.items()]
     one, many = cpu["tidemark 1"], cpu[f"tidemark {days}"]
     apart = {way: cpu[f"{way} 1"] + (days - 1) * cpu[f"{way} small"] for way in ("tidemark", "spark")}
-    month, each = f"night: {days} days by one settling", f"{days} applications, of a day each: one large, {days - 1} small"
+    month, each = f"night: {days} days by one settling", f"{days} applications, of a day each"
+    each += f": one large, {days - 1} small" if events > others else ""
     found += [
         Figure("night: settled beside plain Spark", one / cpu["spark 1"], "", "plain Spark", "<= 0.25"),
         Figure("night: settled beside DuckDB", one / cpu["duckdb 1"], "", "DuckDB", "<= 2"),
