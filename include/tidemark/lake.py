@@ -1551,10 +1551,11 @@ def publishing(settings: Settings, run_id: str) -> FileLock:
     return FileLock(settings.lake_path / "runs" / f".{run_of(settings, run_id).id}.publishing")
 
 
-def half_way(table: Table, run: Run) -> bool:
-    """Whether a publication was killed behind a table's commit: it stands, and the run's record does not say so."""
-    said = run.tables.get(table.name.split("/")[-1])
-    return said is not None and not said.get("published") and stands(table, run.id)
+def half_way(table: Table, decided: Iterable[Run]) -> list[Run]:
+    """The runs whose publication was killed behind a table's commit: it stands, and their records do not say so."""
+    name, standing = table.name.split("/")[-1], {f.run for f in table.files()}
+    silent = [r for r in decided if name in r.tables and not r.tables[name].get("published")]
+    return [r for r in silent if r.id in standing or empties(table, r.id)]
 
 
 def note_published(settings: Settings, catalog: Catalog, run: Run) -> None:
@@ -1737,8 +1738,9 @@ def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = No
             continue
         with noted(damaged):
             named = named_folders(table)
-            spared = undecided if table.name.startswith("log/") else undecided | yet  # of a log nothing is ever published
-            for run in (*back, *(r for r in decided if half_way(table, r))):
+            log_table = table.name.startswith("log/")  # of which nothing is ever published
+            spared, killed = (undecided, []) if log_table else (undecided | yet, half_way(table, decided))
+            for run in (*back, *killed):
                 named |= {"/".join(path.split("/")[:2]) for path, *_ in replaced_by(settings, run.id, table)}
             for folder in [f for kind in ("live", "runs", "mended") for f in (table.path / kind).glob("*")]:
                 key = f"{folder.parent.name}/{folder.name}"
