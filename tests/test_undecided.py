@@ -146,6 +146,13 @@ def test_what_was_cut_into_days_in_another_zone_is_not_read_by_days_of_this_one(
             work()
     lake.refuse_other_zone(settings, [CLICKS])
     assert lake.runs(settings) == []
+    # A report goes out beside a damaged log, of which its part says so; the next log tells the zone.
+    broken = replace(CLICKS, name="broken")
+    lake.table(settings, broken).create(StructType().add("id", "string").add(day))
+    next((lake.table(settings, broken).path / "_delta_log").glob("*.json")).write_text("{")
+    lake.refuse_other_zone(settings, [broken])
+    with pytest.raises(lake.LakeError, match=other):
+        lake.refuse_other_zone(tokyo, [broken, CLICKS])
     # One that was cut off in this zone does not go on in another.
     monkeypatch.setattr(settle, "code_of", lambda _: "")
     cut_off = recorded(settings, "r1", "replay", (BEFORE,), state="running")

@@ -430,7 +430,9 @@ def refuse_other_zone(settings: Settings, topics: Iterable[Topic]) -> None:
     """Raises `LakeError` where the days of these topics' logs, as the first log that says so has them, are of another business
     zone: records of a day would be looked for in the files of another one, and be missing from both."""
     for log in (table(settings, topic) for topic in topics):
-        comments = {f.name: f.metadata.get("comment") or "" for f in log.delta().schema().fields} if log.exists else {}
+        comments = dict[str, str]()
+        with suppress(LakeError):  # of one that is damaged who reads it says so
+            comments = {f.name: f.metadata.get("comment") or "" for f in log.delta().schema().fields} if log.exists else {}
         if was := comments.get("day", "").rpartition(", ")[2]:
             if was != settings.zone:
                 raise LakeError(

@@ -1838,7 +1838,7 @@ def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[st
     if run.state not in ("staged", "published", "rolled back"):
         goes_on = run.kind == "replay" and run.state in ("running", "failed")
         way = f"go on with it: tidemark replay --run {run.id}" if goes_on else f"settle the days again: {run.anew}"
-        if not run.days:
+        if run.state == "done":
             way = "it has no day to publish, and its mended rows are read already"
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
