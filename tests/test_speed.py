@@ -708,7 +708,7 @@ def test_what_a_start_sets_aside_is_told_before_its_first_batch(
     """What the last batch told is kept but for that; where there was none, the first one tells."""
     stream: Any = object.__new__(speed.Stream)
     stream.settings, stream.name, stream.state, stream.mine = settings, "main", settings.state / "main", CATALOG.stream("main")
-    stream.set_aside, progress = {}, settings.state / "main" / "progress.json"
+    stream.catalog, stream.set_aside, progress = CATALOG, {}, settings.state / "main" / "progress.json"
     stream.state.mkdir(parents=True)
     if before:
         progress.write_text(json.dumps(before))

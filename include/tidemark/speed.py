@@ -278,7 +278,7 @@ class Stream:
         side by side until the night, a view's settled days beside those that follow. What reads one that has changed is not
         named too, for a replay takes it along. The pipeline's file tells, so it may have been a comment that was changed."""
         was = local.status(self.settings, self.name).get("code", {})
-        mine: list[Rollup | View] = [*self.mine.rollups.values(), *self.my_views()]
+        mine: list[Rollup | View] = [*self.mine.rollups.values(), *self.own(self.catalog.views.values())]
         told = [d for d in mine if d.name not in self.set_aside]
         code = {d.name: fingerprint(d) for d in told}
         changed = {name for name in code.keys() & was.keys() if code[name] != was[name]}
@@ -1248,15 +1248,14 @@ class Stream:
 
     # ---- beside the batches
 
-    def my_views(self) -> list[View]:
-        """The views of which this stream reads the first topic, by name."""
-        views = self.catalog.views.values()
+    def own(self, views: Iterable[View]) -> list[View]:
+        """Those of which this stream reads the first topic, by name."""
         return [v for v in views if min(needed(self.catalog, [v.name]) & self.catalog.topics.keys()) in self.mine.topics]
 
     def live_views(self) -> list[View]:
         """The live views that this stream refreshes. Its stream time is theirs: what another stream reads later than `back`
         behind it they have with their night."""
-        return [v for v in self.my_views() if v.refresh and v.name in self.tables]
+        return self.own(v for v in self.catalog.views.values() if v.refresh and v.name in self.tables)
 
     def others(self, view: View) -> list[lake.Table]:
         """The tables that a view looks at and another stream writes."""
