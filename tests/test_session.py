@@ -143,6 +143,7 @@ AT_WORK = """
 import sys, threading
 from datetime import UTC, datetime
 from tidemark import __main__ as cli, lake, local, session, settle
+from tidemark.model import Catalog
 
 class AtWork:
     def __init__(self, settings, *_):
@@ -161,7 +162,7 @@ class AtWork:
 def replay(settings, *_, **__):
     run = lake.Run("run-1", "running", [], "a mistake", datetime.now(UTC).isoformat(), "0", kind="replay")
     lake.save(settings, run)
-    return settle.work(settings, None, run, lambda _: None)
+    return settle.work(settings, Catalog({}, {}, {}), run, lambda _: None)
 
 local.step_aside, settle.Settling, settle.replay = lambda: None, AtWork, replay
 sys.argv = ["tidemark", "replay"]
