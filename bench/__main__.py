@@ -23,6 +23,15 @@ NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 OWN = ("buyers", "every", "full", "growth", "large", "month", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
 WORLDS = {"nightly": InCharge}
+SIZES = {
+    "large": (10_000_000, 100_000, 2),
+    "full": (86_400_000, 100_000, 2),
+    "month": (2_000_000, 2_000_000, 30),
+    "quick large": (200_000, 20_000, 2),
+    "quick full": (200_000, 20_000, 2),
+    "quick month": (50_000, 50_000, 3),
+}
+"""What is `night` of another size: events of yesterday, of each day before, and how many days; `full` as 1,000 a second make."""
 
 
 def bench(
@@ -109,13 +118,9 @@ def measured(world: World, name: str, quick: bool, rate: float, seconds: float, 
                 days=3 if quick else 30,
                 rounds=1 if quick else 3,
             )
-        case "large" | "full":  # the latter of as many events as a day of 1,000 a second has
-            events, others = (200_000, 20_000) if quick else (86_400_000 if name == "full" else 10_000_000, 100_000)
-            figures = night.measure(world, events, others, days=2, rounds=1)
-            return [replace(one, figure=one.figure.replace("night", name, 1)) for one in figures]
-        case "month":  # each day as large as the others
-            events, days = (50_000, 3) if quick else (2_000_000, 30)
-            figures = night.measure(world, events, events, days=days, rounds=1)
+        case "large" | "full" | "month":
+            events, others, days = SIZES["quick " * quick + name]
+            figures = night.measure(world, events, others, days, rounds=1)
             return [replace(one, figure=one.figure.replace("night", name, 1)) for one in figures]
         case "nightly":
             assert isinstance(world, InCharge)

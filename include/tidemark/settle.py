@@ -1836,10 +1836,11 @@ def take_over(settings: Settings, run: Run, over: Sequence[str], reason: str) ->
 
 def swap_in(settings: Settings, catalog: Catalog, run: Run, names: Collection[str]) -> list[Published]:
     if run.state not in ("staged", "published", "rolled back"):
-        goes_on = run.kind == "replay" and run.state in ("running", "failed")
-        way = f"go on with it: tidemark replay --run {run.id}" if goes_on else f"settle the days again: {run.anew}"
+        way = f"settle the days again: {run.anew}"
         if run.state == "done":
             way = "it has no day to publish, and its mended rows are read already"
+        elif run.kind == "replay" and run.state in ("running", "failed"):
+            way = f"go on with it: tidemark replay --run {run.id}"
         raise SettleError(f"run {run.id} is {run.state}{': ' + run.note if run.note else ''}; {way}")
     refuse_older(settings, catalog, run)
     chosen = [d for d in catalog.derived if d.name in run.tables and d.name in names]
