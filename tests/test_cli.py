@@ -369,6 +369,14 @@ def test_full_disk_says_what_is_free_where_an_answer_goes_and_for_what_is_tempor
     assert re.search(rf"free now: .*{tmp_path} \d+\.\d MiB, standard output \d+\.\d MiB\. Free some space", done.stderr)
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_commands_run_with_their_output_closed(config, closed):
+    """As a service is started. A file that is opened then would get number 1, and what is printed."""
+    env = os.environ | {"TIDEMARK_HOME": str(config.home)}
+    done = subprocess.run(f"{sys.executable} -m tidemark tables {closed}", shell=True, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_error_that_nobody_foresaw_keeps_its_trace(run, monkeypatch):
     monkeypatch.setattr(cli, "settings", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1818,6 +1818,7 @@ class Settling(Beside):
 
 def main() -> None:
     """The console script."""
+    open_all_three()
     try:
         app()
     except SystemExit as ending:
@@ -1827,6 +1828,17 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(ending.code if isinstance(ending.code, int) else 0)
         raise
+
+
+def open_all_three() -> None:
+    """What was started with input, output or errors closed (`>&-`) has them go nowhere: else the next file that is opened takes
+    that number, and gets whatever is printed."""
+    for number in range(3):
+        with suppress(OSError):
+            os.fstat(number)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 if __name__ == "__main__":
