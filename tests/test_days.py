@@ -145,6 +145,10 @@ def closes(prices): ...
 def moves(closes, others): ...
 
 
+@view(reads={"prices": PRICES}, key=("day",), time="day", lookback="2 days")
+def weeks(prices): ...
+
+
 USERS = Topic("users", "name", 1, "name STRING NOT NULL, at TIMESTAMP NOT NULL", "at", compacted=True)
 
 
@@ -157,6 +161,7 @@ def people(users): ...
 
 
 CLOSES = catalog([type("closes", (), {"prices": PRICES, "others": OTHERS, "closes": closes, "moves": moves})])
+WEEKS = catalog([type("weeks", (), {"prices": PRICES, "others": OTHERS, "moves": moves, "closes": closes, "weeks": weeks})])
 ALONE = catalog([type("alone", (), {"prices": PRICES, "closes": closes})])
 OWNED = catalog([type("owned", (), {"prices": PRICES, "users": USERS, "owned": owned})])
 PEOPLE = catalog([type("people", (), {"users": USERS, "people": people})])
@@ -923,6 +928,38 @@ def test_night_that_was_taken_without_a_table_which_was_published_before_is_miss
         known.append(Run(f"settle-{n}", state, [str(ago[d]) for d in days], "", at, "", {}, tables, at, only=only))
     monkeypatch.setattr(lake, "runs", lambda _: known)
     assert settle.missed(settings, CLOSES) == [ago[n] for n in missed]
+
+
+#   days ago    9 8 7 6 5 4 3 2 1      both views are published: 9 to 1; rejects of 6 were mended
+@pytest.mark.parametrize(
+    ("of", "runs", "missed"),
+    [
+        ("closes", [("rejects", OUT, [6])], [7, 6, 5]),  # it looks an hour back and ten minutes ahead
+        ("weeks", [("rejects", OUT, [6])], [6, 5, 4]),
+        ("closes", [("rejects", OUT, [6]), ("settle", WHOLE, [7, 6, 5])], []),
+        ("closes", [("rejects", WHOLE | OUT, [6])], []),
+        ("closes", [("settle", OUT, [6])], []),
+    ],
+    ids=["without it", "what looks back", "settled since", "with it", "a settling"],
+)
+def test_published_day_whose_rejects_were_mended_without_a_table_is_missed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, of: str, runs: Sequence[Any], missed: list[int]
+) -> None:
+    """Its pipeline was taken out, or the table had another name: what is mended keeps the batches that it came in."""
+    ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(10)}
+    files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
+    read = {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")}
+    all_days = [str(ago[n]) for n in range(9, 0, -1)]
+    at = [(NOW - timedelta(hours=n)).isoformat() for n in (9, 8, 7)]
+    known = [Run("settle-0", "published", all_days, "", at[0], "", read, OUT | {of: {"published": at[0]}}, at[0])]
+    for n, (kind, tables, days) in enumerate(runs, 1):
+        known.append(Run(f"{kind}-{n}", "published", [str(ago[d]) for d in days], "", at[n], "", read, tables, at[n], kind=kind))
+    monkeypatch.setattr(lake, "runs", lambda _: known)
+    assert settle.missed(settings, WEEKS) == [ago[n] for n in missed]
 
 
 #   fees are kept for 30 days: of the 31st day ago there are none; a day's trends look at two days more

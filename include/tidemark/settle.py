@@ -794,8 +794,8 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
     was away at night. Those too that runs have taken without a table which was published before and has rows of them, or have
-    published but for it: its pipeline was taken out meanwhile, or it had another name. What lies before the first is left to a
-    person, as are days so old that the records of their runs have expired, and what a log no longer holds as it is."""
+    published but for it: its pipeline was taken out meanwhile, or it had another name; and those whose rejects were mended without
+    it. What lies before the first is left to a person, as are days so old that the records of their runs have expired, and what a log no longer holds as it is."""
     runs = lake.runs(settings)
     whole, taking = [run for run in runs if not run.only and run.visible], [run for run in runs if takes(settings, catalog, run)]
     newest, taken = newest_runs(catalog, runs), days_of(taking)
@@ -808,9 +808,26 @@ def missed(settings: Settings, catalog: Catalog) -> list[date]:
         mine = days_of(waits) | newest[declared.name].keys()
         if without := {d for d in taken - mine if d > begun}:
             found |= without & {*days_held(settings, catalog, [declared])}
+    found |= mended_without(settings, catalog, runs, newest)
     since, _ = held_from(settings, catalog, catalog.names)
     told = (datetime.now(UTC) - duration(settings.keep_records)).astimezone(settings.tz).date()
     return sorted(d for d in found if max(since, told) <= d < yesterday(settings))
+
+
+def mended_without(
+    settings: Settings, catalog: Catalog, runs: Sequence[Run], newest: Mapping[str, Mapping[date, Run]]
+) -> set[date]:
+    """Published days of tables that look at what mended rejects have changed, by a run that had not these tables: no file of a
+    log tells it, for what is mended keeps the batches that it came in."""
+    found = set[date]()
+    for run in (r for r in runs if r.kind == "rejects" and r.visible):
+        lacks = {n: of for n, of in newest.items() if n not in run.tables}
+        before = {n: {d: r.pins for d, r in lacks.get(n, {}).items() if r.created < run.created} for n in newest}
+        for topic in catalog.topics.values() if any(before.values()) else ():
+            looking = days_looking(settings, catalog, topic, before)
+            for start, end in (period(settings, day) for day in days_of([run])):
+                found |= {d for d, _ in looking(start, end - timedelta(microseconds=1))}
+    return found
 
 
 def days_of(runs: Iterable[Run]) -> set[date]:
