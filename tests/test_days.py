@@ -386,6 +386,7 @@ def over(spark, settings, log) -> settle.Settling:
     """A settling of October 25 over a log."""
     settling = settle.Settling(settings, CLOSES, Run("r", "running", ["2026-10-25"], "test", "", "", {}), print)
     settling.spark, settling.log_of = spark, lambda topic, days: log.where(F.col("day").isin(list(days)))
+    settling.outer = {declared.name: lake.table(settings, declared) for declared in (PRICES, hours)}
     return settling
 
 
@@ -396,6 +397,27 @@ def test_a_night_reads_rollups_and_topics_beyond_midnight(spark, settings):
     settling.kept = {hours.name: settling.rolled(hours, start, end)}
     asked = (fold.answers(spark, v, v, settling.read, start, end, settled=True, merged=True) for v in (of_hours, of_prices))
     assert [tuple(r) for found in asked for r in found.select("day", "prices").collect()] == [(date(2026, 10, 25), 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("let_go", "wanted"), [("2026-10-25", [2, 1, 2]), ("2026-10-24", [2, 1, 1]), ("2026-10-23", [1]), (None, [1])]
+)
+def test_a_night_finds_in_rollups_what_their_log_has_let_go(spark, settings, monkeypatch, let_go, wanted):
+    #   rolled   23rd  22:10, 22:20 of two batches  23:10  24th  23:50 23:55      by hour 2 1 2
+    #   the log                                            24th  23:50            [ 25th, which is settled alone
+    def log(*at):
+        return log_of(spark, PRICES, [{"at": f"2026-10-{one}:00Z"} for one in at])
+
+    settling = over(spark, settings, log("24T23:50"))
+    for n, told in enumerate((["23T22:10"], ["23T22:20", "23T23:10", "24T23:50", "24T23:55"])):
+        rolled, table = fold.roll(hours, {"prices": fold.accepted(PRICES, log(*told))}), settling.outer["hours"]
+        table.create(fold.schema_of(rolled))
+        lake.append(table, batch := lake.Batch("main", n, n), lake.write_spark(table, batch.folder, rolled))
+    monkeypatch.setattr(lake.Table, "expired_before", date.fromisoformat(let_go) if let_go else date.min)
+    start, end = (settle.period(settings, date(2026, 10, n))[0] for n in (23, 25))
+    found = settling.outside(hours, start, end).select("day", "hour", how_many("times").alias("n")).orderBy("hour").toArrow()
+    assert found.column("n").to_pylist() == wanted
+    assert all(hour.date() == day for day, hour in zip(found["day"].to_pylist(), found["hour"].to_pylist(), strict=True))
 
 
 def test_where_midnight_cuts_a_pane_days_rolled_one_by_one_have_all_of_it_as_those_rolled_at_once(spark, settings):

@@ -794,8 +794,9 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
 def missed(settings: Settings, catalog: Catalog) -> list[date]:
     """Days before yesterday, and after the first that was published, of which tables have rows and that no run has taken: Airflow
     was away at night. Those too that runs have taken without a table which was published before and has rows of them, or have
-    published but for it: its pipeline was taken out meanwhile, or it had another name; and those whose rejects were mended without
-    it. What lies before the first is left to a person, as are days so old that the records of their runs have expired, and what a log no longer holds as it is."""
+    published but for it: its pipeline was taken out meanwhile, or it had another name; and whose rejects were mended without it.
+    What lies before the first is left to a person, as are days so old that the records of their runs have expired, and what a log
+    no longer holds as it is."""
     runs = lake.runs(settings)
     whole, taking = [run for run in runs if not run.only and run.visible], [run for run in runs if takes(settings, catalog, run)]
     newest, taken = newest_runs(catalog, runs), days_of(taking)
@@ -822,7 +823,7 @@ def mended_without(
     found = set[date]()
     for run in (r for r in runs if r.kind == "rejects" and r.visible):
         lacks = {n: of for n, of in newest.items() if n not in run.tables}
-        before = {n: {d: r.pins for d, r in lacks.get(n, {}).items() if r.created < run.created} for n in newest}
+        before: Pinned = {n: {d: r.pins for d, r in lacks.get(n, {}).items() if r.created < run.created} for n in newest}
         for topic in catalog.topics.values() if any(before.values()) else ():
             looking = days_looking(settings, catalog, topic, before)
             for start, end in (period(settings, day) for day in days_of([run])):
@@ -1571,21 +1572,34 @@ class Settling:
 
     def read(self, declared: Declared, low: datetime | None, high: datetime) -> DataFrame:
         """What a view reads of `[low, high)`: logs up to the pin; rollups and views as staged, and beyond the run's days
-        rollups rolled from the log, each key once as they are staged, and views as they are published."""
+        rollups rolled from the log, each key once as they are staged, and views as they are published. What a log has let go
+        is in its rollups."""
         if isinstance(declared, Topic):
             return self.log_rows(declared, low, high)
         assert low is not None
         if declared.name in self.failed:
             raise SettleError(f"it reads {declared.name}, which failed")
         parts = [self.staged(declared, low=low, high=high)]
-        for a, b in without((low, high), self.spans(declared)):
-            outside = (
-                self.rolled(declared, a, b)
-                if isinstance(declared, Rollup)
-                else lake.read(self.spark, self.outer[declared.name], low=a, high=b)
-            )
-            parts.append(fold.within(outside, declared.time, self.bounds((a, b))))
+        parts += (self.outside(declared, *span) for span in without((low, high), self.spans(declared)))
         return fold.union(parts)
+
+    def outside(self, declared: Rollup | View, low: datetime, high: datetime) -> DataFrame:
+        """The rows of `[low, high)`, in which the run has no day."""
+        if isinstance(declared, View):
+            return self.standing(declared, low, high)
+        if (kept := min(max(low, self.expired(declared)), high)) == low:
+            return self.rolled(declared, low, high)
+        stands = fold.with_day(fold.merge(declared, self.standing(declared, low, kept)), declared.time)
+        return fold.union([stands, self.rolled(declared, kept, high)]) if kept < high else stands
+
+    def standing(self, declared: Rollup | View, low: datetime, high: datetime) -> DataFrame:
+        rows = lake.read(self.spark, self.outer[declared.name], low=low, high=high)
+        return fold.within(rows, declared.time, self.bounds((low, high)))
+
+    def expired(self, rollup: Rollup) -> datetime:
+        """Up to when the logs of a rollup have let days go; the first of all instants where they have not."""
+        before = max(self.outer[topic.name].expired_before for topic in rollup.topics.values())
+        return period(self.settings, before)[0] if before > date.min else datetime.min.replace(tzinfo=UTC)
 
     def staged(self, declared: Declared, **bounds: Any) -> DataFrame:
         """What is staged of a table; with bounds, which `lake.read` has, at least what lies in them: a chunk reads no other's."""
