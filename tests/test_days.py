@@ -1475,6 +1475,55 @@ def test_id_that_records_of_a_log_have_not_is_refused(
     works(plain)[1]()  # written back, it is taken
 
 
+@pytest.mark.parametrize(
+    ("change", "value", "refused"),
+    [
+        ({"key": "mail"}, None, True),
+        ({"compacted": False}, None, True),
+        ({"key": "mail"}, b"{}", False),
+        ({"event_time": "at - INTERVAL 0 HOURS"}, None, False),
+    ],
+    ids=["key", "compacted no more", "key, nobody deleted", "something else"],
+)
+def test_key_by_which_tombstones_of_a_log_end_nobody_is_refused(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], value: bytes | None, refused: bool
+) -> None:
+    """Whoever was deleted would be in the table again, live and settled."""
+    mailed = replace(USERS, schema=f"mail STRING NOT NULL, {USERS.schema}")
+    monkeypatch.setattr("tidemark.session.session", lambda *_, **__: spark)
+
+    @rollup(reads={"users": mailed.changes}, key=("at",), time="at", merge={"name": "max"})
+    def renamed(users):
+        return users.groupBy("at").agg(F.max("name").alias("name"))
+
+    def works(topic: Topic) -> list[Callable[[], Any]]:
+        reads = {"users": topic.changes if topic.compacted else topic}
+        of = catalog([type("p", (), {"users": topic, "renamed": replace(renamed, reads=reads)})])
+        stream = speed.Stream(settings, of, "main", settings.state / "main")
+        stream.spark = spark
+        return [lambda: settle.work(settings, of, run, print), stream.make_tables]
+
+    works(mailed)[1]()
+    last = settle.yesterday(settings)
+    at, log = settle.period(settings, last)[0], lake.table(settings, mailed)
+    rows = [{"at": at, "name": "ann", "mail": "a@x", "kafka": {"partition": 0, "offset": 0, "timestamp": at, "value": b"{}"}}]
+    rows.append({"name": "ann", "kafka": {"partition": 0, "offset": 1, "timestamp": at, "value": value}})
+    schema = pa.schema(log.delta().schema())
+    adds = lake.write_arrow(log, "live/main-5-5-x", pa.Table.from_pylist([row | {"day": last} for row in rows], schema))
+    lake.append(log, lake.Batch("main", 5, 5), adds)
+    run = Run("r", "running", [str(last)], "test", NOW.isoformat(), "", {"main": Pin("main", 5, READ, "")})
+    run.chunks = [[str(last), str(last)]]
+    lake.save(settings, run)
+    said = (
+        r"^topic users: its key as a table is .*, and 1 tombstones of .*/log/users have another \(name\): they would end nobody"
+    )
+    for work in works(replace(mailed, **change)):
+        with pytest.raises(lake.LakeError, match=said) if refused else nullcontext():
+            work()
+    assert log.told(lake.KEY) == ("name" if refused else change.get("key", "name"))
+    works(mailed)[1]()  # written back, it is taken
+
+
 def test_table_whose_pipeline_has_changed_is_named_when_the_stream_starts(settings: Settings) -> None:
     def starts(of: Rollup, seen: View) -> list[Any]:
         changed = catalog([type("p", (), {"prices": PRICES, "lasts": of, "others": OTHERS, "counts": seen})])

@@ -581,6 +581,11 @@ def nameless(topic: Topic, log: DataFrame) -> int:
     return log.where(F.col("reject").isNull() & ~spared & F.col(topic.id).isNull()).count()
 
 
+def tombstones(log: DataFrame) -> int:
+    """How many accepted tombstones a log of a compacted topic has."""
+    return log.where(ended()).count()
+
+
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:
     """An absent topic: no rows, the accepted records' columns."""
     return accepted(topic, nothing(spark, log_schema(topic)))

@@ -63,10 +63,11 @@ CONFIGURATION = {
     "delta.enableExpiredLogCleanup": "true",
 }
 # What a log's table tells of itself: whose records it holds, the day before which all have expired, whatever `keep` is now, the
-# event time by which its records have their days, and by what they are told apart. And that of a rollup or view: what a row of it
-# is of.
+# event time by which its records have their days, by what they are told apart, and the key that a tombstone of it names. And that
+# of a rollup or view: what a row of it is of.
 TOPIC_ID, EXPIRED_BEFORE = "tidemark.topicId", "tidemark.expiredBefore"
 EVENT_TIME, ID, OFFSET = "tidemark.eventTime", "tidemark.id", "partition and offset"
+KEY, NO_TABLE = "tidemark.key", "none, for the topic is not compacted"
 LATE, LATE_SINCE = "tidemark.acceptLate", "tidemark.acceptLateSince"
 ROW_OF = "tidemark.rowOf"
 # What a run has staged is named by its own log alone until it is published, however long that takes.
@@ -326,9 +327,9 @@ class Table:
         self.tell({TOPIC_ID: topic_id}, lambda: self.topic_id is None)
 
     def cut_by(self, topic: Topic) -> None:
-        """Have a log's table tell by which event time its records have their days, by what they are told apart, and how late they
-        may be: since when, where it was otherwise before."""
-        wanted = {EVENT_TIME: topic.event_time, ID: topic.id or OFFSET, LATE: topic.accept_late or "any"}
+        """Have a log's table tell by which event time its records have their days, by what they are told apart, whom a tombstone
+        ends, and how late they may be: since when, where it was otherwise before."""
+        wanted = {EVENT_TIME: topic.event_time, ID: topic.id or OFFSET, LATE: topic.accept_late or "any", KEY: key_of(topic)}
         since = {LATE_SINCE: at.isoformat()} if (at := self.judged_since(topic)) else {}
         self.tell(wanted | since, lambda: any(self.told(name) != value for name, value in wanted.items()))
 
@@ -472,6 +473,24 @@ def refuse_other_ids(
         raise LakeError(
             f"topic {topic.name}: its id is {topic.id}, and {count:,} accepted records of {log.path} have none: they would count "
             f"as repeats of one event. Records were told apart by {was}: write that back, or give the topic another name, or "
+            f"{afresh(settings)}"
+        )
+
+
+def key_of(topic: Topic) -> str:
+    return (topic.compacted and topic.key) or NO_TABLE
+
+
+def refuse_other_keys(
+    spark: SparkSession, settings: Settings, log: Table, topic: Topic, ends: Callable[[DataFrame], int]
+) -> None:
+    """Raises `LakeError` where tombstones of a topic's log name whom they end by another key than the topic has now: they would
+    end nobody, and who was deleted would be back. `ends` counts them."""
+    was, now = log.told(KEY), key_of(topic)
+    if was and was != now and (count := ends(read(spark, log))):
+        raise LakeError(
+            f"topic {topic.name}: its key as a table is {now}, and {count:,} tombstones of {log.path} have another ({was}): they "
+            f"would end nobody, and what they deleted would be there again. Write that back, or give the topic another name, or "
             f"{afresh(settings)}"
         )
 

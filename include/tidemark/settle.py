@@ -1178,6 +1178,7 @@ class Settling:
         for topic in (t for t in self.catalog.topics.values() if t.name in self.needed - self.failed.keys()):
             lake.refuse_other_times(self.spark, self.settings, self.outer[topic.name], topic, fold.elsewhere)
             lake.refuse_other_ids(self.spark, self.settings, self.outer[topic.name], topic, fold.nameless)
+            lake.refuse_other_keys(self.spark, self.settings, self.outer[topic.name], topic, fold.tombstones)
         if self.run.kind == "replay":
             for topic in self.catalog.topics.values():
                 if topic.name in self.needed and lake.upto(self.run.pins, topic.name):

@@ -406,6 +406,7 @@ class Stream:
         for topic in self.mine.topics.values():
             lake.refuse_other_times(self.spark, self.settings, self.tables[topic.name], topic, fold.elsewhere)
             lake.refuse_other_ids(self.spark, self.settings, self.tables[topic.name], topic, fold.nameless)
+            lake.refuse_other_keys(self.spark, self.settings, self.tables[topic.name], topic, fold.tombstones)
             self.tables[topic.name].cut_by(topic)
         self.ledger.create(
             fold.schema_of(fold.nothing(self.spark, LEDGER)),
