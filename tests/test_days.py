@@ -1405,6 +1405,38 @@ def test_run_over_rejects_that_are_accepted_from_a_log_that_someone_optimized_is
     assert (found.path == mended.path, found.run) == ((True, None) if after else (False, run.id))
 
 
+def test_rejects_that_a_rollup_raises_of_are_mended_for_none(
+    settings: Settings, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one has the row of what the log still rejects, once more with each try."""
+
+    @rollup(reads={"prices": PRICES}, key=("hour",), time="hour", merge={"last": "max"})
+    def refusing(prices):
+        wrong = F.raise_error(F.lit("no such hour")).cast("timestamp")
+        return prices.groupBy(F.date_trunc("hour", "at").alias("hour")).agg(F.max(wrong).alias("last"))
+
+    begins, _ = settle.period(settings, settle.yesterday(settings))
+    log = logged(settings, spark, PRICES, [(0, 5, begins)], reject="at: wanted DATE, found string", folder="live/main-5-5-x")
+    outer = [lake.table(settings, one) for one in (lasts, refusing)]
+    for table in outer:
+        table.create(fold.schema_of(fold.nothing(spark, "hour TIMESTAMP, last TIMESTAMP, day DATE")))
+    monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 6, READ, "")})
+    monkeypatch.setattr("tidemark.session.session", lambda *_: spark)
+    of = catalog([type("p", (), {"prices": PRICES, "lasts": lasts, "refusing": refusing})])
+    said = (
+        r"^rollup refusing: its function raised SparkRuntimeException of rejects of prices .* no such hour.* tidemark settle --r"
+    )
+    for _ in range(2):
+        with pytest.raises(settle.SettleError, match=said):
+            settle.settle_rejects(settings, of, "a date is an instant")
+    assert [table.files() for table in outer] == [[], []] and lake.read(spark, log).where("reject IS NULL").count() == 0
+    assert {run.state for run in lake.runs(settings)} == {"failed"}
+    monkeypatch.setattr(settle, "computed", lambda settings, catalog, run, progress: run)
+    mended = settle.settle_rejects(settings, LASTS, "its rollup is taken out")
+    assert mended and [run.state for run in lake.runs(settings)] == ["dropped", "dropped", "running"]
+    assert len(outer[0].files()) == 1
+
+
 #   yesterday at  00:30     12:00                by an event time of now that is an hour before the one of then
 @pytest.mark.parametrize(("hours", "refused"), [((0.5, 12), True), ((12,), False)], ids=["another day", "the same day"])
 def test_event_time_by_which_records_of_a_log_are_of_other_days_is_refused(

@@ -277,9 +277,14 @@ def settle_rejects(settings: Settings, catalog: Catalog, reason: str, progress: 
             run.chunks = chunks_of(settings, catalog, over)
             at_work.enter_context(lease(settings, run))
             lake.save(settings, run)
-            for name, rejects in found.items():
-                for group in groups(settings, lake.table(settings, catalog[name]), rejects):
-                    mend(spark, settings, catalog, catalog.topics[name], group, progress)
+            try:
+                for name, rejects in found.items():
+                    for group in groups(settings, lake.table(settings, catalog[name]), rejects):
+                        mend(spark, settings, catalog, catalog.topics[name], group, progress)
+            except Exception as error:
+                run.state, run.note = "failed", " ".join(str(error).split())[:1000]
+                lake.save(settings, run)
+                raise
         if over:
             computed(settings, catalog, run, progress)
         else:
@@ -364,7 +369,7 @@ def mend(
     )
     said = {"rejects judged again": topic.name}
     # Where no name tells the batch `publish` asks when a file is of: what these rows hold was in the log by then.
-    since = max(f.modified for f in files)
+    since, rolled = max(f.modified for f in files), dict[lake.Table, list[Any]]()
     for rollup in catalog.rollups.values():
         if topic.name not in {t.name for t in rollup.topics.values()}:
             continue
@@ -372,7 +377,17 @@ def mend(
         events = {
             p: fold.accepted(t, accepted) if t.name == topic.name else fold.empty(spark, t) for p, t in rollup.topics.items()
         }
-        adds = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1), modified=since)
+        try:
+            rolled[outer] = lake.write_spark(outer, folder, fold.roll(rollup, events).coalesce(1), modified=since)
+        except Exception as error:
+            if isinstance(error, OSError | DeclarationError) or lake.disk_full(settings, error):
+                raise
+            raise SettleError(
+                f"rollup {rollup.name}: its function raised {type(error).__name__} of rejects of {topic.name} that are accepted "
+                f"now: {' '.join(str(error).split())[:500]}. They stay rejects until it is mended; then run it again: tidemark "
+                f"settle --rejects"
+            ) from error
+    for outer, adds in rolled.items():  # of each or of none
         lake.swap(outer, [], adds, said)
     columns = [f.name for f in table.delta().schema().fields]
     whole = rows.where(F.col("reject").isNull()).select(*columns).unionByName(again.select(*columns)).coalesce(1)
