@@ -28,9 +28,11 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tidemark import lake
+from tidemark import lake, model, repair, settle, speed
 from tidemark.lake import Batch, LakeError, Pin, Run, Table
 from tidemark.local import Lease
+from tidemark.model import Topic
+from tidemark.settings import Settings
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 DAY, NEXT = NOON.date(), NOON.date() + timedelta(days=1)
@@ -338,6 +340,50 @@ def test_a_checkpoint_s_identity_that_is_damaged_is_named_with_the_way_out(setti
     (checkpoint.path / "tidemark.json").write_text(content)
     with pytest.raises(LakeError, match=r"/main away, then: tidemark speed --stream main --recover, with the --only"):
         checkpoint.identity  # noqa: B018
+
+
+TOPIC = Topic("prices", key=None, partitions=1, schema="at TIMESTAMP NOT NULL", event_time="at")
+
+
+def works(settings: Settings) -> list[Callable[[], Any]]:
+    """What begins by the checkpoints: a stream, with what repairs it or not, a settling, and what looks at every file."""
+    of = model.catalog([type("p", (), {"prices": TOPIC})])
+
+    def stream() -> speed.Stream:
+        return speed.Stream(settings, of, "main", settings.state / "main")
+
+    begun = [lambda: stream().prepare(), lambda: stream().prepare(recover=True), lambda: stream().prepare(accept_loss=True)]
+    return [*begun, lambda: settle.pinned(settings, of), lambda: repair.damage(settings, of)]
+
+
+@pytest.mark.parametrize("nth", range(5))
+@pytest.mark.parametrize(
+    "there", [(), ("log/prices",), ("ledger",), None], ids=["nothing", "a log", "the ledger", "no checkpoint"]
+)
+def test_a_lake_that_is_not_mounted_is_refused_before_anything_is_made(settings, monkeypatch, nth, there):
+    """Its checkpoint has read on: Kafka may have deleted since what the lake held, and no ledger would tell of it."""
+
+    (settings.state / "main").mkdir(parents=True)
+
+    def begins(*_: Any, **__: Any) -> None:
+        raise InterruptedError
+
+    for later in ("tidemark.session.session", "tidemark.lake.pins", "tidemark.lake.verdicts"):
+        monkeypatch.setattr(later, begins)
+    if there is not None:
+        checkpoint(settings, base=0, planned=[0, 1], done=[0])
+        path = settings.checkpoints / "main" / "tidemark.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"topic_ids": {"prices": "x"}}))
+    for name in there or ():
+        folder = settings.lake_path / name / "_delta_log"
+        folder.mkdir(parents=True)
+        (folder / f"{0:020}.json").touch()
+    said = r"lake has no ledger, and no log of prices, which .*/main has read: mount its disk, or write the right TIDEMARK_LAKE"
+    with (
+        pytest.raises(LakeError, match=said) if there == () else pytest.raises((InterruptedError, LakeError), match=r"^$|damaged")
+    ):
+        works(settings)[nth]()
+    assert there or not settings.lake_path.exists() or not any(settings.lake_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["[1]", "{1}", "{1,2} *", "a?b"])

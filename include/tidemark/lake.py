@@ -443,6 +443,23 @@ def refuse_other_zone(settings: Settings, topics: Iterable[Topic]) -> None:
             return
 
 
+def refuse_empty(settings: Settings) -> None:
+    """Raises `LakeError` where a checkpoint has read what no log has, nor the ledger: their disk is not mounted, or they were
+    moved away alone. A stream would go on behind what they held, or from what Kafka still holds."""
+    if ledger(settings).exists:
+        return
+    for stream in streams(settings, ()):
+        checkpoint, read = Checkpoint.of(settings, stream), list[str]()
+        with suppress(LakeError):  # of one that is damaged who reads it says so
+            read = sorted(checkpoint.identity.topic_ids) if checkpoint.identity else []
+        if read and not any(Table(settings.lake_path, f"log/{topic}").exists for topic in read):
+            raise LakeError(
+                f"{settings.lake_path} has no ledger, and no log of {', '.join(read)}, which {checkpoint.path} has read: mount "
+                f"its disk, or write the right TIDEMARK_LAKE. To begin afresh, move {settings.checkpoints} away too: the stream "
+                f"then reads again what Kafka holds"
+            )
+
+
 def afresh(settings: Settings) -> str:
     """The way out where a log's days cannot stay as they are."""
     return f"move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"

@@ -48,7 +48,9 @@ class Repaired:
 
 
 def damage(settings: Settings, catalog: Catalog) -> list[Damage]:
-    """Every file of the lake's tables that is gone or cut; one look at each, without Spark. What is inside is not read."""
+    """Every file of the lake's tables that is gone or cut; one look at each, without Spark. What is inside is not read. Raises
+    `LakeError` where there is no lake at all."""
+    lake.refuse_empty(settings)
     tables = [lake.table(settings, catalog[name]) for name in catalog.names]
     found = []
     for table in (*tables, lake.ledger(settings), lake.verdicts(settings)):

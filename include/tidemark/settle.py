@@ -484,6 +484,7 @@ def new_run(
 
 
 def pinned(settings: Settings, catalog: Catalog) -> dict[str, lake.Pin]:
+    lake.refuse_empty(settings)
     lake.refuse_other_zone(settings, catalog.topics.values())
     pins = lake.pins(settings, catalog.streams)
     if not pins:

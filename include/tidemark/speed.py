@@ -254,6 +254,7 @@ class Stream:
 
     def prepare(self, recover: bool = False, accept_loss: bool = False) -> None:
         """All that the first query needs: a session, the tables, a checkpoint, and of new rollups what the log has."""
+        lake.refuse_empty(self.settings)
         self.spark: SparkSession = session.session(
             self.settings,
             f"tidemark-{self.name}",
