@@ -1437,6 +1437,29 @@ def test_rejects_that_a_rollup_raises_of_are_mended_for_none(
     assert len(outer[0].files()) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "held", "said"),
+    [
+        (0, "one", None),
+        (0, None, None),  # no stream has begun with it yet
+        (7, "one", "Kafka no longer holds offsets 0 to 6 of partition 0"),
+        (0, "another", "Kafka's topic was deleted and created again"),
+    ],
+)
+def test_a_replay_reads_the_log_where_kafka_does_not_hold_what_it_holds(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, first: int, held: str | None, said: str | None
+) -> None:
+    monkeypatch.setattr(kafka, "offsets", lambda *_: {"prices": {0: first}})
+    monkeypatch.setattr(kafka, "topic_ids", lambda *_: {"prices": "one"})
+    monkeypatch.setattr(lake.Table, "topic_id", held)
+    told = list[str]()
+    run = Run("r", "running", ["2026-11-01"], "test", "", "", {}, kind="replay", source="kafka")
+    work = settle.Settling(settings, CLOSES, run, told.append)
+    work.outer = {"prices": lake.table(settings, PRICES)}
+    assert work.in_kafka(PRICES) == (said is None)
+    assert (said is None and not told) or (said and f"prices: read from the log, because {said}" in told[0])
+
+
 #   yesterday at  00:30     12:00                by an event time of now that is an hour before the one of then
 @pytest.mark.parametrize(("hours", "refused"), [((0.5, 12), True), ((12,), False)], ids=["another day", "the same day"])
 def test_event_time_by_which_records_of_a_log_are_of_other_days_is_refused(

@@ -1232,10 +1232,17 @@ class Settling:
             self.complete(topic)
 
     def in_kafka(self, topic: Topic) -> bool:
+        """Whether Kafka still holds every record of the topic up to the pin, and that is the topic that the log holds."""
         try:
             first = kafka.offsets(self.settings, [topic.name], "earliest")[topic.name]
+            now, held = kafka.topic_ids(self.settings, [topic.name])[topic.name], self.outer[topic.name].topic_id
         except (kafka.BrokerAway, kafka.TopicMissing) as away:
             self.progress(f"{topic.name}: read from the log, because {away}")
+            return False
+        if held and now != held:
+            self.progress(
+                f"{topic.name}: read from the log, because Kafka's topic was deleted and created again (its id is another)"
+            )
             return False
         gone = {p: o for p, o in first.items() if o > 0}
         if gone:
