@@ -226,6 +226,17 @@ def test_home_that_is_a_file_is_one_sentence_and_exit_code_2(run, environment, t
     )
 
 
+@pytest.mark.parametrize("name", ["HOME", "LAKE", "JARS_DIR"])
+@pytest.mark.parametrize("words", [("status",), ("verify",), ("up",), ("settle", "--day", "2026-11-01")], ids=" ".join)
+def test_a_link_to_what_is_not_there_is_named(run, environment, tmp_path, name, words):
+    """Its disk is not mounted: `verify` said that every file is there."""
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    environment[f"TIDEMARK_{name}"] = str(tmp_path / "link")
+    ended = run(*words)
+    said = f"it is a link to {tmp_path}/disk, which is not there; mount its disk, or make it"
+    assert (ended.exit_code, ended.stderr) == (2, f"tidemark: TIDEMARK_{name}={tmp_path}/link: {said}\n")
+
+
 def test_home_that_cannot_be_made_is_one_sentence_and_exit_code_1(run, environment, tmp_path):
     (tmp_path / "file").touch()
     environment["TIDEMARK_HOME"] = str(tmp_path / "file" / "home")

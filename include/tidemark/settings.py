@@ -171,6 +171,8 @@ class Settings(BaseSettings):
         folder = said and Path(os.path.expanduser(said))  # noqa: PTH111 - `.env` is read by no shell, and a Path's own raises
         if folder and os.path.exists(folder) and not os.path.isdir(folder):  # noqa: PTH110, PTH112 - the same
             raise ValueError("there is a file; give a folder, which need not be there yet")
+        if folder and folder.is_symlink() and not os.path.exists(folder):  # noqa: PTH110 - the same
+            raise ValueError(f"it is a link to {folder.readlink()}, which is not there; mount its disk, or make it")
         if folder and folder.resolve() == ROOT.resolve():  # whose docs would be taken for Data Docs, and forgotten with them
             raise ValueError("tidemark itself is there; give a folder of its own")
         return folder
