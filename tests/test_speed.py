@@ -305,6 +305,25 @@ def test_live_view_that_lacks_what_this_stream_computes_has_today_though_its_tab
     assert stream.computed == before | {"hourly_traffic": TODAY}
 
 
+def test_live_view_whose_pipeline_has_changed_has_all_of_today_by_the_code_of_now(settings: Settings) -> None:
+    """Else its hours before `back` stay by the code of before, beside those of now, until the night."""
+    stream: Any = object.__new__(speed.Stream)
+    stream.name, stream.catalog, stream.mine, stream.set_aside = "main", CATALOG, CATALOG.stream("main"), {}
+    stream.settings, stream.state, stream.ended_at = settings, settings.state / "main", END
+    stream.live_views = lambda: stream.own(v for v in CATALOG.views.values() if v.refresh)
+    stream.remembering, stream.versions = threading.Lock(), {}
+    stream.computed = before = {v.name: END for v in stream.live_views()}
+    stream.state.mkdir(parents=True)
+    stream.remember_code()
+    assert stream.computed == before
+    code = json.loads((stream.state / "code.json").read_text())
+    of_before = dict.fromkeys(("hourly_traffic", "large_transactions"), "of before")  # the latter announces
+    (stream.state / "code.json").write_text(json.dumps(code | of_before))
+    stream.remember_code()
+    assert stream.computed == before | {"hourly_traffic": TODAY}
+    assert json.loads((stream.state / "code.json").read_text()) == code
+
+
 def test_views_that_went_together_go_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of both reads what they share once: two that are due a moment after each other would read it twice, for ever."""
     clock = [1000.0]

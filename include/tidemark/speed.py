@@ -263,10 +263,10 @@ class Stream:
         )
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "stream")
         self.make_tables()
-        self.remember_code()
         self.generation = self.open_generation(recover, accept_loss)
         self.remember_topics()
         self.remember_time()
+        self.remember_code()
         self.upto = {(t, int(p)): o for t, parts in self.read_upto().items() for p, o in parts.items()}
         self.caught_up = not any(self.lag().values())
         self.roll_what_lacks()
@@ -276,8 +276,9 @@ class Stream:
 
     def remember_code(self) -> None:
         """Say of which code each table's rows are from now on, and warn where those of before are of another: a rollup's stand
-        side by side until the night, a view's settled days beside those that follow. What reads one that has changed is not
-        named too, for a replay takes it along. The pipeline's file tells, so it may have been a comment that was changed."""
+        side by side until the night, a view's settled days beside those that follow; its live rows of today are computed again.
+        What reads one that has changed is not named too, for a replay takes it along. The pipeline's file tells, so it may have
+        been a comment that was changed."""
         was = local.status(self.settings, self.name).get("code", {})
         mine: list[Rollup | View] = [*self.mine.rollups.values(), *self.own(self.catalog.views.values())]
         told = [d for d in mine if d.name not in self.set_aside]
@@ -291,6 +292,8 @@ class Stream:
                 tables=first,
                 mend=f"tidemark replay --only {','.join(first)} --reason …",
             )
+        if changed:  # but nobody is told of this morning by other code
+            self.look_back({v.name: self.today() for v in self.live_views() if v.name in changed and not v.announce})
         lake.whole_or_nothing(self.state / "code.json", json.dumps(code))
 
     def end(self, background: Sequence[Background], seconds: float = 30) -> None:
