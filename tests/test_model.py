@@ -201,6 +201,10 @@ VIEW = {
         "reads panes from 'page_panes'; a view reads topics, rollups and",
     ),
     "lookback in words": (lambda: hours(lookback="an hour"), 'lookback: "an hour" is not a length of time'),
+    "a lookback to what a log keeps no longer": (
+        lambda: hours(reads={"panes": topic(keep="7 days")}, lookback="7 days"),
+        "looks back 7 days in topic page_views, whose log keeps 7 days: its nights would lack what is gone. Let keep be a day",
+    ),
     "lookahead at a view": (
         lambda: hours(reads={"panes": hours()}, lookahead="1 minute"),
         "looks ahead at view some_hours, of which a night has no settled rows after its day; read what that view reads",
@@ -415,6 +419,10 @@ def test_a_check_is_called_by_its_description_else_by_expectation_and_column():
     assert expect("ExpectCompoundColumnsToBeUnique", column_list=["a", "b"]).name == "ExpectCompoundColumnsToBeUnique a,b"
     assert expect("UnexpectedRowsExpectation", description="PV is positive").name == "PV is positive"
     assert expect("ExpectColumnToExist", column="page") == Check("ExpectColumnToExist", "critical", {"column": "page"})
+
+
+def test_a_log_that_keeps_a_day_more_than_a_view_looks_back_has_all_of_it():
+    assert hours(reads={"panes": topic(keep="8 days")}, lookback="7 days").lookback == "7 days"
 
 
 def test_a_view_follows_what_it_reads_however_the_file_is_ordered():

@@ -140,6 +140,7 @@ class Topic:
     tombstone, ends its key. Its event time is its header `event_time` (ISO 8601 with a zone), else Kafka's own timestamp.
     `accept_late` refuses records whose event time is older than that beside Kafka's own timestamp; without it nothing is
     too late. `keep` is how long the log holds a day, and so how long it can be settled; without it, for ever.
+    It is a day more, at least, than what a view of the topic looks back.
     `largest_event` (bytes) is judged, `max_message_bytes` is Kafka's own limit. `sample` draws one event at an instant, for
     demonstrations.
     """
@@ -499,6 +500,13 @@ class View:
             f"{owner}: looks ahead at view {', '.join(views)}, of which a night has no settled rows after its day; read what "
             f"{'that view reads' if len(views) == 1 else 'those views read'}, topics and rollups, and look ahead at these",
         )
+        for source in self.reads.values():
+            kept = source.keep if isinstance(source, Topic) else None
+            refuse_if(
+                kept is not None and duration(kept) < duration(self.lookback) + timedelta(days=1),
+                f"{owner}: looks back {self.lookback} in topic {source.name}, whose log keeps {kept}: its nights would lack what "
+                f"is gone. Let keep be a day more than the lookback, or read a rollup of the topic, which stays",
+            )
         for name in self.repeats:
             refuse_if(
                 not isinstance(self.reads.get(name), Topic),
