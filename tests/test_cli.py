@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -384,7 +385,9 @@ def test_full_disk_says_what_is_free_where_an_answer_goes_and_for_what_is_tempor
 def test_commands_run_with_their_output_closed(config, closed):
     """As a service is started. A file that is opened then would get number 1, and what is printed."""
     env = os.environ | {"TIDEMARK_HOME": str(config.home)}
-    done = subprocess.run(f"{sys.executable} -m tidemark tables {closed}", shell=True, capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m tidemark tables {closed}", shell=True, capture_output=True, text=True, env=env
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
