@@ -867,6 +867,14 @@ def test_a_day_that_has_read_a_view_s_rows_of_another_day_is_settled_again_once_
     assert [d.day for d in settle.stale(settings, CLOSES)] == again
 
 
+def there(monkeypatch: pytest.MonkeyPatch, files: Sequence[File], *logs: str) -> None:
+    """Tables without a lake: these logs have the files, and all others none."""
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in logs else [])
+
+
 #   days ago    9 8 7 6 5 4 3 2 1      published: 9 and 8; in the log: all but 6; of 5 and 4 there is a run
 WHOLE, HALF = {"closes": {"published": "so"}}, {"closes": {"published": "so"}, "moves": {"gate": "failed", "reasons": ["so"]}}
 RUNS: dict[str, tuple[dict[str, Any], list[int]]] = {
@@ -898,10 +906,7 @@ def test_night_that_no_run_of_all_tables_has_taken_is_missed(
         return settle.yesterday(settings) - timedelta(days=days - 1)
 
     files = [File(f"live/main-7-7-x/day={ago(n)}/part-0.parquet", 1, 1, ago(n), 0) for n in (99, 9, 8, 7, 5, 4, 3, 2, 1, 0)]
-    monkeypatch.setattr(lake.Table, "exists", True)
-    monkeypatch.setattr(lake.Table, "expired_before", date.min)
-    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
-    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
+    there(monkeypatch, files, "log/prices")
     now = datetime.now(UTC)
     said: dict[str, Any] = {"days": [str(ago(5)), str(ago(4))], "state": "staged"} | run
     said["created"] = (now - said.pop("ago", timedelta(days=2))).isoformat()
@@ -939,10 +944,7 @@ def test_night_that_was_taken_without_a_table_which_was_published_before_is_miss
     """Its pipeline was taken out, or the table had another name: nothing else would ever settle its days."""
     ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(10)}
     files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
-    monkeypatch.setattr(lake.Table, "exists", True)
-    monkeypatch.setattr(lake.Table, "expired_before", date.min)
-    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
-    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name == "log/prices" else [])
+    there(monkeypatch, files, "log/prices")
     at = (NOW - timedelta(days=2)).isoformat()
     known = [Run("settle-0", "published", [str(ago[9]), str(ago[8])], "", at, "", {}, before, at)]
     for n, (days, tables, only) in enumerate([*runs, ([3, 2, 1], WHOLE | OUT, [])], 1):
@@ -970,10 +972,7 @@ def test_published_day_whose_rejects_were_mended_without_a_table_is_missed(
     """Its pipeline was taken out, or the table had another name: what is mended keeps the batches that it came in."""
     ago = {n: settle.yesterday(settings) - timedelta(days=n - 1) for n in range(10)}
     files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
-    monkeypatch.setattr(lake.Table, "exists", True)
-    monkeypatch.setattr(lake.Table, "expired_before", date.min)
-    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
-    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
+    there(monkeypatch, files, "log/fees", "log/prices")
     read = {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")}
     all_days = [str(ago[n]) for n in range(9, 0, -1)]
     at = [(NOW - timedelta(hours=n)).isoformat() for n in (9, 8, 7)]
@@ -1005,10 +1004,7 @@ def kept(settings: Settings, monkeypatch: pytest.MonkeyPatch, of: Catalog, publi
     today = datetime.now(settings.tz).date()
     ago = {n: today - timedelta(days=n) for n in (34, 33, 32, 31, 30, 29)}
     files = [File(f"live/main-7-7-x/day={d}/part-0.parquet", 1, 1, d, 0) for d in ago.values()]
-    monkeypatch.setattr(lake.Table, "exists", True)
-    monkeypatch.setattr(lake.Table, "expired_before", date.min)
-    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
-    monkeypatch.setattr(lake.Table, "files", lambda table: files if table.name in ("log/fees", "log/prices") else [])
+    there(monkeypatch, files, "log/fees", "log/prices")
     monkeypatch.setattr(lake, "pins", lambda *_: {"main": Pin("main", 7, {"fees": {"0": 10}, "prices": {"0": 10}}, "")})
     before, days = (NOW - timedelta(days=27)).isoformat(), [str(ago[n]) for n in published]
     pins, said = {"main": Pin("main", 6, {"fees": {"0": 9}} | READ, "")}, {view: {"published": before} for view in of.views}

@@ -1833,11 +1833,9 @@ def main() -> None:
 def open_all_three() -> None:
     """What was started with input, output or errors closed (`>&-`) has them go nowhere: else the next file that is opened takes
     that number, and gets whatever is printed."""
-    for number in range(3):
-        with suppress(OSError):
-            os.fstat(number)
-            continue
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 

@@ -351,6 +351,10 @@ def groups(settings: Settings, table: lake.Table, rejects: Collection[str]) -> l
     return list(apart.values())
 
 
+def raised(owner: str, error: Exception, of: str = "") -> str:
+    return f"{owner}: its function raised {type(error).__name__}{of}: {' '.join(str(error).split())[:500]}"
+
+
 def mend(
     spark: SparkSession, settings: Settings, catalog: Catalog, topic: Topic, files: Sequence[lake.File], progress: Progress
 ) -> None:
@@ -382,10 +386,9 @@ def mend(
         except Exception as error:
             if isinstance(error, OSError | DeclarationError) or lake.disk_full(settings, error):
                 raise
+            why = raised(f"rollup {rollup.name}", error, f" of rejects of {topic.name} that are accepted now")
             raise SettleError(
-                f"rollup {rollup.name}: its function raised {type(error).__name__} of rejects of {topic.name} that are accepted "
-                f"now: {' '.join(str(error).split())[:500]}. They stay rejects until it is mended; then run it again: tidemark "
-                f"settle --rejects"
+                f"{why}. They stay rejects until it is mended; then run it again: tidemark settle --rejects"
             ) from error
     for outer, adds in rolled.items():  # of each or of none
         lake.swap(outer, [], adds, said)
@@ -838,8 +841,10 @@ def mended_without(
     log tells it, for what is mended keeps the batches that it came in."""
     found = set[date]()
     for run in (r for r in runs if r.kind == "rejects" and r.visible):
-        lacks = {n: of for n, of in newest.items() if n not in run.tables}
-        before: Pinned = {n: {d: r.pins for d, r in lacks.get(n, {}).items() if r.created < run.created} for n in newest}
+        before: Pinned = {
+            name: {d: r.pins for d, r in days.items() if name not in run.tables and r.created < run.created}
+            for name, days in newest.items()
+        }
         for topic in catalog.topics.values() if any(before.values()) else ():
             looking = days_looking(settings, catalog, topic, before)
             for start, end in (period(settings, day) for day in days_of([run])):
@@ -1217,7 +1222,7 @@ class Settling:
     def fail(self, declared: Declared, error: Exception) -> None:
         said = " ".join(str(error).split())[:500]
         foreseen = isinstance(error, DeclarationError)  # which names the table, and where
-        self.failed[declared.name] = said if foreseen else f"{declared.name}: its function raised {type(error).__name__}: {said}"
+        self.failed[declared.name] = said if foreseen else raised(declared.name, error)
         log.error("a table cannot be settled; the others go on", table=declared.name, because=self.failed[declared.name])
 
     # ---- the log, whole
