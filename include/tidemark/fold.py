@@ -581,9 +581,13 @@ def nameless(topic: Topic, log: DataFrame) -> int:
     return log.where(F.col("reject").isNull() & ~spared & F.col(topic.id).isNull()).count()
 
 
-def tombstones(log: DataFrame) -> int:
+def tombstones(_: Topic, log: DataFrame) -> int:
     """How many accepted tombstones a log of a compacted topic has."""
     return log.where(ended()).count()
+
+
+MISREAD = (elsewhere, nameless, tombstones)
+"""What counts the records of a log that its topic's event time, id and key of now misread: `lake.refuse_other_reading` asks."""
 
 
 def empty(spark: SparkSession, topic: Topic) -> DataFrame:

@@ -465,11 +465,25 @@ def afresh(settings: Settings) -> str:
     return f"move {settings.lake_path} and {settings.checkpoints} away: the stream then reads again what Kafka holds"
 
 
-def refuse_other_times(
-    spark: SparkSession, settings: Settings, log: Table, topic: Topic, elsewhere: Callable[[Topic, DataFrame], int]
+def key_of(topic: Topic) -> str:
+    return (topic.compacted and topic.key) or NO_TABLE
+
+
+def refuse_other_reading(
+    spark: SparkSession,
+    settings: Settings,
+    log: Table,
+    topic: Topic,
+    elsewhere: Callable[[Topic, DataFrame], int],
+    nameless: Callable[[Topic, DataFrame], int],
+    tombstones: Callable[[Topic, DataFrame], int],
 ) -> None:
-    """Raises `LakeError` where records of a topic's log are of other days by the event time that it has now: they would be looked
-    for in the files of these, and be missing from both. `elsewhere` counts them, where the event time is another."""
+    """Raises `LakeError` where a topic has another event time, id or key than its log was written with, and that matters.
+
+    `elsewhere` counts records of other days by the event time of now: they would be looked for in the files of these, and be
+    missing from both. `nameless` counts accepted ones without the id of now: all would be repeats of one event. `tombstones`
+    counts those that name whom they end by the key of before: they would end nobody, and who was deleted would be back.
+    """
     was = log.told(EVENT_TIME)
     if was and was != topic.event_time and (count := elsewhere(topic, read(spark, log))):
         raise LakeError(
@@ -478,13 +492,6 @@ def refuse_other_times(
             f"time of an event, with a lookback or lookahead of as much as the two differ. Or give the topic another name, or "
             f"{afresh(settings)}"
         )
-
-
-def refuse_other_ids(
-    spark: SparkSession, settings: Settings, log: Table, topic: Topic, nameless: Callable[[Topic, DataFrame], int]
-) -> None:
-    """Raises `LakeError` where accepted records of a topic's log have nothing in the column that is its id now: they would all be
-    repeats of one event. `nameless` counts them, where the id is another."""
     was = log.told(ID)
     if topic.id and was and was != topic.id and (count := nameless(topic, read(spark, log))):
         raise LakeError(
@@ -492,19 +499,8 @@ def refuse_other_ids(
             f"as repeats of one event. Records were told apart by {was}: write that back, or give the topic another name, or "
             f"{afresh(settings)}"
         )
-
-
-def key_of(topic: Topic) -> str:
-    return (topic.compacted and topic.key) or NO_TABLE
-
-
-def refuse_other_keys(
-    spark: SparkSession, settings: Settings, log: Table, topic: Topic, ends: Callable[[DataFrame], int]
-) -> None:
-    """Raises `LakeError` where tombstones of a topic's log name whom they end by another key than the topic has now: they would
-    end nobody, and who was deleted would be back. `ends` counts them."""
     was, now = log.told(KEY), key_of(topic)
-    if was and was != now and (count := ends(read(spark, log))):
+    if was and was != now and (count := tombstones(topic, read(spark, log))):
         raise LakeError(
             f"topic {topic.name}: its key as a table is {now}, and {count:,} tombstones of {log.path} have another ({was}): they "
             f"would end nobody, and what they deleted would be there again. Write that back, or give the topic another name, or "

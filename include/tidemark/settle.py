@@ -1197,9 +1197,7 @@ class Settling:
             else:
                 self.outer[declared.name].create(schema, comment(declared), row_of(declared))
         for topic in (t for t in self.catalog.topics.values() if t.name in self.needed - self.failed.keys()):
-            lake.refuse_other_times(self.spark, self.settings, self.outer[topic.name], topic, fold.elsewhere)
-            lake.refuse_other_ids(self.spark, self.settings, self.outer[topic.name], topic, fold.nameless)
-            lake.refuse_other_keys(self.spark, self.settings, self.outer[topic.name], topic, fold.tombstones)
+            lake.refuse_other_reading(self.spark, self.settings, self.outer[topic.name], topic, *fold.MISREAD)
         if self.run.kind == "replay":
             for topic in self.catalog.topics.values():
                 if topic.name in self.needed and lake.upto(self.run.pins, topic.name):

@@ -408,9 +408,7 @@ class Stream:
             table.create(schema, comment(declared), row_of(declared))
             self.tables[declared.name] = table
         for topic in self.mine.topics.values():
-            lake.refuse_other_times(self.spark, self.settings, self.tables[topic.name], topic, fold.elsewhere)
-            lake.refuse_other_ids(self.spark, self.settings, self.tables[topic.name], topic, fold.nameless)
-            lake.refuse_other_keys(self.spark, self.settings, self.tables[topic.name], topic, fold.tombstones)
+            lake.refuse_other_reading(self.spark, self.settings, self.tables[topic.name], topic, *fold.MISREAD)
             self.tables[topic.name].cut_by(topic)
         self.ledger.create(
             fold.schema_of(fold.nothing(self.spark, LEDGER)),
