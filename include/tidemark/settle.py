@@ -1554,11 +1554,14 @@ class Settling:
         """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin: of events of the hours that its
         ends cut too, where a zone is half an hour off."""
         since, until = fold.floor(low, fold.HOUR), fold.looked_at_until(high, timedelta(0))
+        touched = quality.days(since.astimezone(self.settings.tz), until.astimezone(self.settings.tz))
         events = {}
         for parameter, topic in rollup.topics.items():
             accepted = fold.accepted(topic, self.log_rows(topic, since, until))
-            timed = accepted.withColumn("_at", fold.event_time(topic))
-            events[parameter] = fold.within(timed, "_at", self.bounds((since, until))).drop("_at")
+            if period(self.settings, *touched) != (since, until):  # of whole days every record of their files is
+                timed = accepted.withColumn("_at", fold.event_time(topic))
+                accepted = fold.within(timed, "_at", self.bounds((since, until))).drop("_at")
+            events[parameter] = accepted
         return fold.within(fold.roll(rollup, events), rollup.time, self.bounds((low, high)))
 
     def log_rows(self, topic: Topic, low: datetime | None, high: datetime) -> DataFrame:
