@@ -22,6 +22,8 @@ NAMES = ("live", "plain", "publication", "append", "batch", "series", "long")
 """In this order: the first three share one stream and its lake, the others have the machine to themselves."""
 OWN = ("buyers", "every", "full", "growth", "large", "month", "night", "nightly", "replay")
 """Each in a world of its own: they need a topic with nothing else in it."""
+KEPT = {"full", "large", "month", "night"}
+"""What may stay where `--keep` says: of `full` it takes an hour to make, and may so be measured by the code of another day."""
 WORLDS = {"nightly": InCharge}
 SIZES = {
     "large": (10_000_000, 100_000, 2),
@@ -42,6 +44,7 @@ def bench(
     history: Annotated[float | None, typer.Option(help="Seconds of traffic that `live` finds; 3600 unless said.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random draw.")] = 1,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = OUT,
+    keep: Annotated[Path | None, typer.Option(help="Where the lake of one night stays, to be measured again.")] = None,
 ) -> None:
     """Measure the platform beside what a user would pick instead. Goals are compared, never assumed."""
     chosen = {name for name in only.split(",") if name} or {*NAMES, *OWN}
@@ -52,6 +55,8 @@ def bench(
     if "live" in chosen and seconds and seconds > live.LONGEST:
         said = f"live is measured for {live.LONGEST} at most, not {seconds:g}: a table's log, which it reads, is kept for an hour"
         raise typer.BadParameter(said, param_hint="--seconds")
+    if keep and not (len(chosen) == 1 and chosen <= KEPT):
+        raise typer.BadParameter(f"of one of {', '.join(sorted(KEPT))} alone", param_hint="--keep")
     console, before = Console(width=170), machine()
     console.print(f"{before}, seed {seed}", soft_wrap=True, highlight=False)
     seconds = seconds or (60 if quick else 600)
@@ -61,7 +66,7 @@ def bench(
     for names in ([n for n in NAMES if n in chosen], *([n] for n in OWN if n in chosen)):
         if not names:
             continue
-        with WORLDS.get(names[0], World)(seed) as world:
+        with World(seed, keep) if keep else WORLDS.get(names[0], World)(seed) as world:
             for name in names:
                 run = stamp(f"python -m bench --only {name}" + " --quick" * quick, seed)
                 figures = measured(world, name, quick, rate, seconds, history)

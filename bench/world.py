@@ -27,11 +27,11 @@ STREAM = "speed-main"
 
 
 class World:
-    """Starts what a figure asks for, once; on leaving, everything it started is ended and its home deleted."""
+    """Starts what a figure asks for, once; on leaving, everything it started is ended and its home deleted, unless it is kept."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed, self.runs = seed, 0
-        self.home = Path(tempfile.mkdtemp(prefix="tidemark-bench-"))
+    def __init__(self, seed: int, keep: Path | None = None) -> None:
+        self.seed, self.runs, self.kept = seed, 0, keep is not None
+        self.home = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="tidemark-bench-"))
         ports = free_ports(2)
         self.settings = Settings(
             home=self.home / "home",
@@ -53,7 +53,8 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.stop_all()
-        shutil.rmtree(self.home, ignore_errors=True)
+        if not self.kept:
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def stop_all(self) -> None:
         local.stop_all(self.settings, patience=30)
