@@ -1028,6 +1028,21 @@ def test_batches_of_two_streams_stay_apart(settings, table, spark):
     assert numbers(table) == list(range(2 * lake.WORTH_MERGING))
 
 
+def test_many_small_files_become_few_in_parts_of_batches_that_follow_each_other(settings, table, spark, monkeypatch):
+    #   a settling waits for its pin while files merge: a day that a stream has caught up with must not be one merge
+    for seq in range(3 * lake.WORTH_MERGING):
+        put(table, seq, seq)
+    monkeypatch.setattr(lake, "MERGED_AT_ONCE", sum(sorted(f.size for f in table.files())[-14:]))
+    fewer, upto = 0, {"main": 99}
+    while some := lake.compact(spark, settings, table, None, upto):
+        spans = sorted((int(f.live["lo"]), int(f.live["hi"])) for f in table.files())
+        assert [hi + 1 for _, hi in spans[:-1]] == [lo for lo, _ in spans[1:]]
+        assert fewer or spans[0] in ((0, 13), (0, 14))
+        fewer += some
+    assert len(table.files()) == 3 * lake.WORTH_MERGING - fewer < lake.WORTH_MERGING
+    assert numbers(table) == list(range(3 * lake.WORTH_MERGING))
+
+
 def test_too_few_small_files_are_left_alone(settings, table, spark):
     for seq in range(lake.WORTH_MERGING - 1):
         put(table, seq, seq)

@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
@@ -80,6 +81,8 @@ ATTEMPTS = 30
 # Whoever reads an hour opens whole files: larger ones would hold many hours.
 LARGEST_MERGED = 32 * 1024 * 1024
 WORTH_MERGING = 12
+# One task sorts what is merged at once, and a settling waits for its pin meanwhile.
+MERGED_AT_ONCE = 128 * 1024 * 1024
 
 LIVE = re.compile(r"live/(?P<stream>[a-z][a-z0-9_]*)-(?P<lo>\d+)-(?P<hi>\d+)-\w+/")
 SPAN = re.compile(r"live/(?P<hour>\d{8}T\d\d)-(?P<mark>\d{4}|all)-\w+/")
@@ -1690,7 +1693,8 @@ def roll_back(settings: Settings, table: Table, run: Run, days: Iterable[date], 
 def compact(
     spark: SparkSession, settings: Settings, table: Table, merge: Callable[[DataFrame], DataFrame] | None, upto: Mapping[str, int]
 ) -> int:
-    """Merge a table's small live files, beside the stream and beside runs. Returns how many files fewer it has.
+    """Merge a table's small live files, beside the stream and beside runs. Returns how many files fewer it has; where that is not
+    none there may be more to merge, since a call merges 128 MB: a day that a stream has caught up with in minutes is gigabytes.
 
     Takes files of batches up to `upto` of each stream (what the checkpoint has committed), grouped by day and never
     across a pin that parts files (`parting`), nor in a log across one of a run of the day before: the names of files tell then
@@ -1699,7 +1703,7 @@ def compact(
     """
     from pyspark.sql import functions as F
 
-    fewer = 0
+    fewer, left_to_merge = 0, MERGED_AT_ONCE
     with pinning(settings):
         known, before = runs(settings), dict[date, set[int]]()
         pins = parting(settings, known=known)
@@ -1715,8 +1719,9 @@ def compact(
                 groups.setdefault((found["stream"], file.day, side), []).append(file)
         for (stream, day, _), files in groups.items():
             chosen = alike(files)
-            if len(chosen) < WORTH_MERGING:
+            if len(chosen) < WORTH_MERGING or not (chosen := first_of(chosen, left_to_merge)):
                 continue
+            left_to_merge -= sum(f.size for f in chosen)
             span = [int(f.live[k]) for f in chosen if f.live for k in ("lo", "hi")]
             batch = Batch(stream, min(span), max(span))
             rows = read(spark, table, files=chosen)
@@ -1748,6 +1753,13 @@ def alike(files: Sequence[File]) -> list[File]:
             break
         chosen.append(file)
     return chosen
+
+
+def first_of(files: Sequence[File], size: int) -> list[File]:
+    """The first of live files by their batches, of so many bytes at most; none where that is but one."""
+    ordered = sorted(files, key=lambda f: int(f.live["lo"]) if f.live else 0)
+    found = [f for f, upto in zip(ordered, accumulate(f.size for f in ordered), strict=True) if upto <= size]
+    return found if len(found) > 1 else []
 
 
 def sweep(settings: Settings, tables: Iterable[Table], now: datetime | None = None) -> list[Path]:
