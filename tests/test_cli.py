@@ -246,6 +246,15 @@ def test_home_that_cannot_be_made_is_one_sentence_and_exit_code_1(run, environme
     assert ended.stderr.startswith(f"tidemark: Not a directory: {tmp_path}/file/home")
 
 
+def test_home_that_no_folder_can_hold_is_one_sentence_and_exit_code_1(run, environment):
+    environment["TIDEMARK_HOME"] = "/proc/home"
+    ended = run("report")
+    assert (ended.exit_code, ended.stderr) == (
+        1,
+        "tidemark: No such file or directory: /proc/home; the home is /proc/home (TIDEMARK_HOME)\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("file", "there"),
     [("lake/.pinning.lock", "the lake is {}/lake (TIDEMARK_LAKE)"), ("state/main/lease", "the home is {}/home (TIDEMARK_HOME)")],
@@ -1209,6 +1218,16 @@ def test_demo_without_the_views_that_it_shows_is_refused_before_it_starts_anythi
     assert ended.exit_code == 2
     assert "tidemark: the demo shows site_last_hour, which no pipeline declares; name traffic in PIPELINES" in ended.stderr
     assert not config.state.exists()
+
+
+def test_second_demo_of_a_home_is_refused_and_ends_nothing_of_the_first(run, config, monkeypatch):
+    monkeypatch.setattr(cli, "bring_up", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(cli, "bring_down", lambda *_, **__: pytest.fail("the first was ended"))
+    with Lease(config.state / "demo.lock"):
+        ended = run("demo")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (75, 1)
+    assert f"process {os.getpid()} holds {config.state}/demo.lock" in ended.stderr
+    assert "A demo runs in this home; look at it with `tidemark watch`" in ended.stderr
 
 
 def test_demo_goes_on_in_its_home_also_where_it_was_killed_while_it_sent(config, monkeypatch):

@@ -22,6 +22,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 from filelock import FileLock
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from tidemark import __main__ as cli
 from tidemark import kafka, local
@@ -108,6 +109,14 @@ def test_missing_jars_are_fetched_and_then_never_again(repository: Path, tmp_pat
     repository.unlink()
     local.fetch_jars(settings)
     assert sorted(p.name for p in settings.jars.iterdir()) == ["checked", "ivy.log", "lock", "spark"]
+
+
+def test_fetching_says_how_far_it_is(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, ended = iter([False]), local.ended
+    monkeypatch.setattr(local, "ended", lambda process, within: next(looks, None) is None and ended(process, 60))
+    with capture_logs() as said:
+        local.fetch_jars(Settings(_env_file=None, home=tmp_path / "home"))
+    assert {"event": "fetching jars", "log_level": "info", "fetched": 0, "of": 1} in said
 
 
 def test_fetched_jar_with_another_hash_is_removed_and_named(repository: Path, tmp_path: Path) -> None:

@@ -496,6 +496,7 @@ def test_a_topic_and_a_view_may_be_called_by_words_of_sql(settings, monkeypatch)
 def test_an_empty_lake_has_its_report(settings):
     page = report(settings, CATALOG, DAY)
     assert rows(page, "The stream now") == [[s, "never ran", "–", "–", "–", "–"] for s in ("main", "alarms")]
+    assert says(page, "The stream now") == "main never ran; alarms never ran."
     assert says(page, "Late events") == "No batch has brought an event."
 
 
@@ -805,7 +806,8 @@ def test_stream_is_shown_as_it_said_last_and_behind_only_while_it_runs(settings,
     assert f"main has set panes aside: {EVIL}; " in says(page, "The stream now")
     ended = f"main is {state}, and ended its last batch at 2024-11-20 12:00:00 UTC"
     assert (ended in says(page, "The stream now")) == (not runs)
-    assert f"<b>{'1,200 behind' if runs else state}</b>" in page.read_text()
+    assert f"<b>{'1,200 behind' if runs else '2 of 2 do not run'}</b>" in page.read_text()
+    assert runs or all(f"<span>{name} is {state}</span>" in page.read_text() for name in CATALOG.streams)
     assert ["The stream now", "", "", "main", "lag", "1200" if runs else ""] in numbers(page)
 
 

@@ -29,10 +29,11 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from tidemark import local
-    from tidemark.lake import Run
+    from tidemark.lake import Run, Table
     from tidemark.model import Catalog, Declared, Topic
     from tidemark.settings import Settings
 
@@ -107,8 +108,10 @@ def ending(error: Exception) -> tuple[int, str] | None:
         return CODES.get(kind.__name__, FAILED), one_line(str(error))
     if isinstance(error, FileNotFoundError) and error.errno is None:  # raised by us with a sentence, not by the system
         return FAILED, one_line(str(error))
-    if isinstance(error, NotADirectoryError | PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
-        home, place = Settings().home.absolute(), Settings().lake_path.absolute()
+    home, place = Settings().home.absolute(), Settings().lake_path.absolute()
+    nowhere = isinstance(error, FileNotFoundError) and not home.exists()  # nor can it be made, as below /proc
+    denied = isinstance(error, NotADirectoryError | PermissionError)
+    if isinstance(error, OSError) and (denied or nowhere or error.errno == errno.EROFS):
         own = str(error.filename).startswith(f"{place}/")
         there = f"the lake is {place} (TIDEMARK_LAKE)" if own else f"the home is {home} (TIDEMARK_HOME)"
         return FAILED, one_line(f"{error.strerror}: {error.filename}; {there}")
@@ -429,7 +432,10 @@ def bring_up(config: Settings, steps: Steps, streams: Sequence[str] | None = Non
             local.start_broker(config)
             say("started")
     with steps.step("topics") as say:
-        say("; ".join(map(str, kafka.apply(config, every_topic()))) or "as declared")
+        changes = kafka.apply(config, every_topic())
+        created = sum(change.what == "created" for change in changes)
+        others = [str(change) for change in changes if change.what != "created"]
+        say("; ".join([f"{created} created"] * bool(created) + others) or "as declared")
     if notifier and (config.dingtalk_webhook or config.wecom_webhook or config.notify_connections):
         begin_notifier(config, steps)
     for stream in catalog().streams if streams is None else streams:
@@ -1280,7 +1286,7 @@ def query(
     ]
     table(found.columns, found.rows, right=numbers)
     cut = "; there are more, ask for them with --rows" if found.truncated else ""
-    typer.echo(f"{len(found.rows):,} rows in {found.elapsed:.2f} s{cut}", err=True)
+    typer.echo(f"{len(found.rows):,} row{'s' * (len(found.rows) != 1)} in {found.elapsed:.2f} s{cut}", err=True)
 
 
 @app.command("report")
@@ -1478,8 +1484,19 @@ def compact() -> None:
         merged = [(lake.table(config, one), engine.merging(one)) for one in known]
         there = [(one, merge) for one, merge in [*merged, (lake.ledger(config), None)] if one.exists]
         spark = session.session(config, "tidemark-compact") if there and upto else None
-        fewer = sum(lake.compact(spark, config, one, merge, upto) for one, merge in there) if spark else 0
+        fewer = sum(all_merged(spark, config, one, merge, upto) for one, merge in there) if spark else 0
         say(f"{fewer:,} files fewer")
+
+
+def all_merged(spark: SparkSession, config: Settings, table: Table, merge: Any, upto: Mapping[str, int]) -> int:
+    """Merge all that is worth it of a table, a part at a time; returns how many files fewer it has."""
+    from tidemark import lake
+
+    fewer = 0
+    while some := lake.compact(spark, config, table, merge, upto):
+        fewer += some
+        time.sleep(0.1)  # who waits for a pin looks every 50 ms
+    return fewer
 
 
 @app.command()
@@ -1571,6 +1588,7 @@ def demo(
     Ctrl-C, or closing the terminal, ends it cleanly. The next run carries on: yesterday is loaded and settled once, a new
     yesterday again. It wants a home of its own: where anyone else has sent or kept events it refuses.
     """
+    from tidemark import local
     from tidemark import watch as screen
 
     config, steps = settings(), Steps()
@@ -1579,31 +1597,35 @@ def demo(
     yesterday = datetime.now(config.tz).date() - timedelta(days=1)
     watching, settling = False, None
     shown, others = samples()
-    refuse_others_home(config, [*shown, *others])
-    try:
-        bring_up(config, steps, sorted({t.stream for t in shown}))
-        with steps.step(f"{count:,} events of {yesterday} into {', '.join(t.name for t in shown)}") as say:
-            say(load(config, yesterday, shown, count))
-        with steps.step(f"live traffic into {', '.join(t.name for t in shown)}") as say:
-            send_samples(config, "sample", shown, rate)
-            say(f"{rate:g} events a second each")
-        with steps.step("the stream reads them"):
-            wait_read(config, shown, threading.Event())
-        settling = (Charge if airflow else Settling)(config, yesterday, count, rate)
-        settling.start()
-        steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
-        watching = True
-        screen.watch(config, catalog(), console(), notes=settling.notes, seconds=seconds)
-    except KeyboardInterrupt:
-        if not watching:
-            raise typer.Exit(INTERRUPTED) from None
-    finally:
-        with undisturbed():
-            began = time.monotonic()
-            if settling:
-                settling.end()
-            bring_down(config, steps, patience=60)
-            steps.say(f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here")
+    own = local.Lease(
+        config.state / "demo.lock", "A demo runs in this home; look at it with `tidemark watch`, or end it where it runs"
+    )
+    with own:
+        refuse_others_home(config, [*shown, *others])
+        try:
+            bring_up(config, steps, sorted({t.stream for t in shown}))
+            with steps.step(f"{count:,} events of {yesterday} into {', '.join(t.name for t in shown)}") as say:
+                say(load(config, yesterday, shown, count))
+            with steps.step(f"live traffic into {', '.join(t.name for t in shown)}") as say:
+                send_samples(config, "sample", shown, rate)
+                say(f"{rate:g} events a second each")
+            with steps.step("the stream reads them"):
+                wait_read(config, shown, threading.Event())
+            settling = (Charge if airflow else Settling)(config, yesterday, count, rate)
+            settling.start()
+            steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
+            watching = True
+            screen.watch(config, catalog(), console(), notes=settling.notes, seconds=seconds)
+        except KeyboardInterrupt:
+            if not watching:
+                raise typer.Exit(INTERRUPTED) from None
+        finally:
+            with undisturbed():
+                began = time.monotonic()
+                if settling:
+                    settling.end()
+                bring_down(config, steps, patience=60)
+                steps.say(f"ended in {time.monotonic() - began:.1f} s; the next `make demo` carries on from here")
 
 
 @contextmanager

@@ -130,8 +130,13 @@ def download(settings: Settings) -> None:
     argv += ["-retrieve", f"{incoming}/[conf]/[artifact]-[revision].[ext]"]
     log.info("fetching jars", into=str(settings.jars), missing=len(absent(settings)))
     with output.open("w") as file:
-        ended = subprocess.run(argv, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
-    if ended.returncode != 0:
+        ivy = subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        while not ended(ivy, within=10):
+            log.info("fetching jars", fetched=sum(1 for _ in cache.rglob("*.jar")), of=len(pinned()))
+    finally:
+        ivy.kill()
+    if ivy.returncode != 0:
         raise JarsWrong(f"Ivy could not fetch the jars; it says why in {output}. Mend that and run the command again")
     for name in absent(settings):
         fetched, place = incoming / name, settings.jars / name
@@ -148,6 +153,13 @@ def download(settings: Settings) -> None:
         fetched.replace(place)
     shutil.rmtree(incoming)
     shutil.rmtree(cache)
+
+
+def ended(process: subprocess.Popen[bytes], within: float) -> bool:
+    """Whether a process ends within so many seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(within)
+    return process.returncode is not None
 
 
 def pyspark_jars() -> Path:

@@ -177,6 +177,17 @@ class Settings(BaseSettings):
             raise ValueError("tidemark itself is there; give a folder of its own")
         return folder
 
+    @field_validator("brokers")
+    @classmethod
+    def are_addresses(cls, said: str) -> str:
+        for address in said.split(","):
+            found = re.fullmatch(r"\s*(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d+)\s*", address)
+            if not found or not 0 < int(found[1]) < 65536:
+                raise ValueError(
+                    f'"{address}" is no address of a broker; write it like 127.0.0.1:19092, several parted by commas'
+                )
+        return said
+
     @field_validator("zone")
     @classmethod
     def known_zone(cls, zone: str) -> str:
