@@ -250,6 +250,8 @@ def test_a_verdict_that_comes_after_a_later_one_is_not_shown(opened):
 def test_what_could_not_be_had_of_one_view_is_forgotten_with_it(opened):
     tab = opened()
     settle_down(tab)
+    tab.select_option("#view", "site_last_hour")
+    until(tab, "document.querySelector('#newest').textContent.includes('361204')")
     tab.route("**/newest/last_hour", lambda route: route.fulfill(status=503, json={"detail": "a table cannot be read"}))
     tab.select_option("#view", "last_hour")
     until(tab, "document.querySelector('#trouble').textContent.includes('a table cannot be read')")
