@@ -32,8 +32,7 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
     those days alone, for what as many applications as days would cost. The answers of the last are held to each other."""
     raw, sizes, made = world.home / "raw", [events, others, days], world.home / "made.json"
     if not made.exists():
-        make(world, events, others, days, raw)
-        made.write_text(json.dumps([sizes, str(world.yesterday(events))]))
+        made.write_text(json.dumps([sizes, str(make(world, events, others, days, raw))]))
     kept, at = json.loads(made.read_text())
     assert kept == sizes, f"{world.home} has a lake of {kept}, not of {sizes}"
     last = date.fromisoformat(at)
@@ -72,8 +71,9 @@ def measure(world: World, events: int, others: int, days: int, rounds: int) -> l
     return found
 
 
-def make(world: World, events: int, others: int, days: int, raw: Path) -> None:
-    """Have those days in Kafka, as text and in the lake, settled and published."""
+def make(world: World, events: int, others: int, days: int, raw: Path) -> date:
+    """Have those days in Kafka, as text and in the lake, settled and published. Returns the last: past midnight it is no more
+    yesterday."""
     last = world.yesterday(events)
     first = last - timedelta(days=days - 1)
     for n in range(days - 1):
@@ -87,6 +87,7 @@ def make(world: World, events: int, others: int, days: int, raw: Path) -> None:
     world.tidemark("compact")
     night(world, "tidemark", first, last, raw)
     world.tidemark("publish", lake.runs(world.settings)[-1].id)
+    return last
 
 
 def different(world: World, theirs: Path) -> tuple[int, str, str]:
