@@ -716,8 +716,7 @@ def remembered(path: Path) -> dict[str, Any]:
 
 def streams(settings: Settings, catalog: Catalog) -> Section:
     """How each stream is, as it said last; of one that does not run, when its last batch ended, and no lag."""
-    rows, figures, ill, now = [], [], [], datetime.now(UTC)
-    tile, down = None, dict[str, str]()
+    rows, figures, ill, tiles, down, now = [], [], [], [], [], datetime.now(UTC)
     for name in lake.streams(settings, catalog.streams):
         status = local.status(settings, name)
         beat, progress = status.get("heartbeat", {}), status.get("progress", {})
@@ -726,17 +725,18 @@ def streams(settings: Settings, catalog: Catalog) -> Section:
             state = "silent"
         aside, runs, ended = progress.get("set_aside") or {}, local.runs_now(beat, now), progress.get("finished_at")
         since = f", and ended its last batch at {instant(ended)}" if ended else ""
-        down |= {} if runs else {name: f"{name} {'is ' * bool(beat)}{state}"}
-        ill += [] if runs else [f"{down[name]}{since}"]
+        how = f"{name} {'is ' * bool(beat)}{state}"
+        down += [] if runs else [how]
+        ill += [] if runs else [f"{how}{since}"]
         ill += [f"{name} has set {rollup} aside: {why}" for rollup, why in aside.items()]
         lag, time_ = progress.get("lag") if runs else None, progress.get("stream_time")
         behind = "–" if lag is None else length(local.behind(settings, name))
-        if tile is None or (len(down) == 1 and not runs):
-            tile = Tile(f"Stream {name} now", f"{number(lag)} behind" if runs else state, [state] if runs else [], not runs)
+        tiles.append(Tile(f"Stream {name} now", f"{number(lag)} behind" if runs else state, [state] if runs else [], not runs))
         rows.append((name, state, number(lag), behind, instant(time_), instant(heard)))
         figures.append(Figure("", "", name, "lag", lag))
+    tile = next(iter([*(t for t in tiles if t.bad), *tiles]), None)
     if len(down) > 1:
-        tile = Tile("Streams now", f"{len(down)} of {len(rows)} do not run", [*down.values()], bad=True)
+        tile = Tile("Streams now", f"{len(down)} of {len(rows)} do not run", down, bad=True)
     columns = ("stream", "state", "records behind", "about", "stream time", "heard of")
     says = "; ".join(ill) + "." if ill else "Every stream runs."
     return Section(says, bool(ill), tables=[Table(columns, rows, columns[2:4])], figures=figures, tile=tile)

@@ -1554,23 +1554,27 @@ class Settling:
         """A rollup's rows whose time lies in `[low, high)`, computed from the log up to the pin: of events of the hours that its
         ends cut too, where a zone is half an hour off."""
         since, until = fold.floor(low, fold.HOUR), fold.looked_at_until(high, timedelta(0))
-        touched = quality.days(since.astimezone(self.settings.tz), until.astimezone(self.settings.tz))
         events = {}
         for parameter, topic in rollup.topics.items():
             accepted = fold.accepted(topic, self.log_rows(topic, since, until))
-            if period(self.settings, *touched) != (since, until):  # of whole days every record of their files is
+            if period(self.settings, *self.touched(since, until)) != (
+                since,
+                until,
+            ):  # of whole days every record of their files is
                 timed = accepted.withColumn("_at", fold.event_time(topic))
                 accepted = fold.within(timed, "_at", self.bounds((since, until))).drop("_at")
             events[parameter] = accepted
         return fold.within(fold.roll(rollup, events), rollup.time, self.bounds((low, high)))
 
+    def touched(self, low: datetime, high: datetime) -> tuple[date, date]:
+        """The first and the last business day that `[low, high)` touches."""
+        return quality.days(low.astimezone(self.settings.tz), high.astimezone(self.settings.tz))
+
     def log_rows(self, topic: Topic, low: datetime | None, high: datetime) -> DataFrame:
         """The log's rows up to the pin, of the business days that `[low, high)` touches; from the first where `low` is None."""
-        tz = self.settings.tz
-        last = (high - timedelta(microseconds=1)).astimezone(tz).date()
+        first, last = self.touched(low or high, high)
         if low is None:
             return self.log_of(topic, sorted({f.day for f in self.outer[topic.name].files() if f.day and f.day <= last}))
-        first = low.astimezone(tz).date()
         return self.log_of(topic, [first + timedelta(days=n) for n in range((last - first).days + 1)])
 
     def log_of(self, topic: Topic, days: Sequence[date]) -> DataFrame:
