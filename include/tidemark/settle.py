@@ -2014,7 +2014,9 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
                 )
                 newer.append((other, said))
     if newer:
-        way = way_back(run, [other for other, _ in newer]) if run.kind == "replay" else f"settle again: {run.anew}"
+        way = f"settle again: {run.anew}"
+        if run.kind == "replay":
+            way = way_back(run, with_what_lies_on(catalog, known, [other for other, _ in newer]))
         raise lake.LakeError(f"{newer[0][1]}; {way}")
 
 
@@ -2024,12 +2026,26 @@ def has_published(settings: Settings, declared: Declared, run: Run) -> bool:
     return bool(run.tables[declared.name].get("published")) or (table.exists and lake.empties(table, run.id))
 
 
+def with_what_lies_on(catalog: Catalog, known: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
+    """Runs, and all others that have to be taken back first: they have published days of theirs since. Oldest first."""
+    found = {run.id: run for run in runs}
+    waits = [*found.values()]
+    while waits:
+        run = waits.pop()
+        for other in (r for r in known if r.id not in found):
+            for declared in (d for d in catalog.derived if {*run.days_of(d)} & {*other.days_of(d)}):
+                marks = [r.tables.get(declared.name, {}).get("published") or "" for r in (run, other)]
+                if marks[1] > marks[0]:
+                    waits.append(found.setdefault(other.id, other))
+                    break
+    return sorted(found.values(), key=lambda r: r.published or "")
+
+
 def way_back(run: Run, newer: Sequence[Run]) -> str:
     """How a replay comes to be published although runs have published some of its days since, oldest first."""
     if replays := [other.id for other in newer if other.kind == "replay"]:
         return f"run {replays[-1]} is the newer replay, so drop this one: tidemark drop {run.id}"
-    names = list(dict.fromkeys(other.id for other in newer))
-    back = ", ".join(f"tidemark rollback {name}" for name in reversed(names))
+    back = ", ".join(f"tidemark rollback {other.id}" for other in reversed(newer))
     days = sorted({day for other in newer for day in other.days})
     return (
         f"it need not be computed again: take the newer back, publish this one, and settle again what was taken back: {back}, "
