@@ -606,6 +606,18 @@ def test_broker_that_runs_at_another_address_than_is_said_now_is_told_at_once(se
         local.start_broker(settings)
 
 
+@pytest.mark.parametrize("name", ["ünï", "日本 $a"])
+def test_broker_keeps_what_it_has_in_its_home_whatever_the_letters_of_that(jars: Path, settings: Settings, name: str) -> None:
+    """Java reads a file of properties as ISO 8859-1: its data lay in another folder, and a second start was refused."""
+    own = settings.model_copy(update={"home": settings.home / name, "jars_dir": jars})
+    local.start_broker(own)
+    try:
+        assert (own.home / "kafka" / "data" / "meta.properties").is_file() and (own.state / "logs" / "kafka.log").is_file()
+    finally:
+        local.stop_broker(own)
+    assert sorted(p.name for p in settings.home.iterdir() if p.name != "jars") == [name]
+
+
 def test_broker_that_cannot_start_names_its_log(jars: Path, settings: Settings) -> None:
     data = settings.home / "kafka" / "data"
     data.mkdir(parents=True)

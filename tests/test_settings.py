@@ -80,6 +80,14 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"home": ROOT}, r"TIDEMARK_HOME=.*: tidemark itself is there; give a folder of its own"),
         *(
             (
+                {where: f"/a/b{sign}c"},
+                rf"{where.upper()}=.*: Java, Spark or Kafka takes /a/b.* for another path, for {re.escape(sign)};",
+            )
+            for where in ("home", "jars_dir")
+            for sign in (",", ":", '"', "#", "*", "?", "{", "}", "[", "]")
+        ),
+        *(
+            (
                 {where: f"/a/b {sign}c"},
                 r"the lake would be /a/b .*, and no table is found below a path with '.{1,3}' in it; set",
             )
@@ -157,5 +165,5 @@ def test_a_stream_has_its_own_trigger_and_heap_where_they_are_said() -> None:
 
 @pytest.mark.parametrize("name", ["a b", "100%", "ä#+x?", "%zz", "{a},*'", "[1]|^"])
 def test_a_lake_may_have_any_other_path(tmp_path: Path, name: str) -> None:
-    DeltaTable.create(Settings(_env_file=None, home=tmp_path / name).lake_path, Schema([Field("n", "long")]))
+    DeltaTable.create(Settings(_env_file=None, lake=tmp_path / name / "lake").lake_path, Schema([Field("n", "long")]))
     assert DeltaTable(tmp_path / name / "lake").version() == 0

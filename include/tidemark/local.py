@@ -524,7 +524,7 @@ def server_properties(settings: Settings, host: str, port: int, data: Path) -> s
         "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://{controller}",
         "advertised.listeners": f"PLAINTEXT://{host}:{port}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": data,
+        "log.dirs": in_properties(data),
         "auto.create.topics.enable": "false",
         "log.message.timestamp.type": "LogAppendTime",
         "message.max.bytes": LARGEST_REQUEST,
@@ -542,13 +542,19 @@ def server_properties(settings: Settings, host: str, port: int, data: Path) -> s
     return "".join(f"{name}={value}\n" for name, value in options.items())
 
 
+def in_properties(path: Path) -> str:
+    """A path as Java reads it from a file of properties, which is ISO 8859-1: any other letter, and a backslash, is escaped."""
+    units = memoryview(str(path).encode("utf-16-le")).cast("H")
+    return "".join(chr(unit) if unit < 128 and unit != ord("\\") else f"\\u{unit:04x}" for unit in units)
+
+
 def log4j_properties(file: Path) -> str:
     return f"""\
 status = error
 appender.file.type = RollingFile
 appender.file.name = file
-appender.file.fileName = {file}
-appender.file.filePattern = {file}.%i
+appender.file.fileName = {in_properties(file)}
+appender.file.filePattern = {in_properties(file)}.%i
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{ISO8601}}{{UTC}} %p %c{{1}} %m%n
 appender.file.policies.type = Policies

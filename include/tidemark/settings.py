@@ -272,6 +272,16 @@ class Settings(BaseSettings):
             )
         return path
 
+    @field_validator("home", "jars_dir")
+    @classmethod
+    def is_read_as_one_path(cls, said: Path | None) -> Path | None:
+        """Java's class path, Kafka's list of folders and Spark's list of jars part a path at these signs, or read more in it."""
+        if said and (found := re.search(r'[,:"#*?{}\[\]]', str(said.absolute()))):
+            raise ValueError(
+                f"Java, Spark or Kafka takes {said.absolute()} for another path, for {found[0]}; give another folder"
+            )
+        return said
+
     @model_validator(mode="after")
     def lake_is_found_where_it_is(self) -> Self:
         """Delta makes a URL of a table's path, with these signs of none or of another one: what was written is not there."""
