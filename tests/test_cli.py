@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -112,7 +113,8 @@ def record(offset: int, value: bytes, reject: str | None) -> dict:
         (["settle", "--day", "yesterday"], "--day yesterday is not a day; write it like 20"),
         (["settle", "--day", "2026-02-30"], "--day 2026-02-30 is not a day"),
         (["settle", "--from", "0001-01-01", "--to", "2026-11-01"], "--from 0001-01-01 lies before the year 2000, and an event"),
-        (["settle", "--from", "2026-11-19"], "say --day D, or --from D --to D"),
+        (["settle", "--from", "2026-11-19"], "--from 2026-11-19 lacks its --to; of one day say --day 2026-11-19"),
+        (["settle", "--to", "2026-11-19"], "--to 2026-11-19 lacks its --from; of one day say --day 2026-11-19"),
         (["settle", "--from", "2026-11-19", "--to", "2026-11-01"], "--to 2026-11-01 lies before --from 2026-11-19"),
         (["settle", "--day", "2026-11-19", "--from", "2026-11-19", "--to", "2026-11-19"], "say --day D, or --from D --to D"),
         (["settle", "--day", "2999-01-01"], "2999-01-01 is not over in UTC; the last day that can be settled is 20"),
@@ -468,6 +470,20 @@ def test_help_imports_nothing_heavy(words):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "Usage: tidemark" in ended.stdout
     assert ended.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_java_reads_names_as_python_does_where_the_locale_is_plain(locale):
+    code = "import sys; from tidemark.__main__ import main; sys.argv = ['tidemark', '--version']\ntry: main()\nfinally: "
+    code += "import subprocess; subprocess.run(['java', '-XshowSettings:properties', '-version'])"
+    ended = subprocess.run([sys.executable, "-c", code], env=os.environ | {"LC_ALL": locale}, capture_output=True, text=True)
+    assert "sun.jnu.encoding = UTF-8" in ended.stderr
+
+
+def test_version_names_spark_and_delta_too(run):
+    said = run("--version")
+    assert said.exit_code == 0
+    assert re.fullmatch(r"tidemark \S+, pyspark \S+, delta-spark \S+, deltalake \S+, duckdb \S+\n", said.stdout)
 
 
 def test_every_command_of_the_house_is_there(run):
@@ -1253,6 +1269,25 @@ def test_airflow_is_not_started_where_the_demo_ended_while_its_database_was_made
     monkeypatch.setattr(local, "start", lambda _, name, *rest: began.append(name))
     charge.run()
     assert began == []
+
+
+def test_demo_says_how_many_records_its_stream_has_yet_to_read(config, monkeypatch):
+    steps, said, left = cli.Steps(), [], iter([1200, 7, 0])
+    steps.console = Console(force_terminal=True, file=io.StringIO())
+    monkeypatch.setattr(kafka, "offsets", lambda *_: {})
+    monkeypatch.setattr(lake, "unread", lambda *_: next(left))
+    with steps.step("the stream reads them"):
+        cli.wait_read(config, [], threading.Event(), lambda n: (steps.now(f"{n:,} to go"), said.append(steps.status.status)))
+    assert said == ["1,200 to go", "7 to go"]
+
+
+def test_demo_says_why_yesterdays_run_failed_and_what_settles_it_again(config):
+    run = lake.Run("settle-20261119-1", "failed", [str(D19)], "demo", "2026-11-20T01:00:00+00:00", "0", note="the disk is full")
+    lake.save(config, run)
+    assert cli.Charge(config, D19, 1, 1).notes() == [
+        "2026-11-19: run settle-20261119-1 is failed: the disk is full; 2026-11-19 is settled again by: "
+        "tidemark settle --day 2026-11-19"
+    ]
 
 
 def test_what_is_started_while_a_demo_ends_ends_when_it_is_told(config):

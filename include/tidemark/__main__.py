@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import locale
 import math
 import os
 import re
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+
+from tidemark import __version__
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,8 +163,23 @@ Reason = Annotated[str, typer.Option(help="Why; it is kept with the run and in e
 OneTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="A topic that a pipeline declares.")]
 
 
+def show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        others = (f"{name} {version(name)}" for name in ("pyspark", "delta-spark", "deltalake", "duckdb"))
+        typer.echo(", ".join((f"tidemark {__version__}", *others)))
+        raise typer.Exit
+
+
 @app.callback()
-def prepare(context: typer.Context) -> None:
+def prepare(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Its version, and those of what reads and writes."),
+    ] = False,
+) -> None:
     import structlog
 
     structlog.configure(
@@ -350,9 +368,15 @@ class Steps:
 
         came: list[str] = []
         began = time.monotonic()
-        with self.console.status(escape(doing)):
+        with self.console.status(escape(doing)) as self.status:
             yield came.append
         self.say(f"{escape(doing)}: {escape(came[-1]) if came else 'done'} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+
+    def now(self, doing: str) -> None:
+        """What the step is at, in the place of what it was called: only where a terminal shows it."""
+        from rich.markup import escape
+
+        self.status.update(escape(doing))
 
     def say(self, sentence: str) -> None:
         """A line on stderr; where nobody reads it any more, the work goes on all the same."""
@@ -1102,7 +1126,10 @@ def compare(
 
 def days_of(days: Sequence[str], first: str | None, last: str | None) -> list[date]:
     """The days that the options name. Raises `Wrong`."""
-    if bool(days) == bool(first or last) or bool(first) != bool(last):
+    if not days and bool(first) != bool(last):
+        said, lacks = ("--from", "--to") if first else ("--to", "--from")
+        raise Wrong(f"{said} {first or last} lacks its {lacks}; of one day say --day {first or last}")
+    if bool(days) == bool(first or last):
         raise Wrong("say --day D, or --from D --to D")
     if days:
         return sorted({day_of(d, "--day") for d in days})
@@ -1610,7 +1637,7 @@ def demo(
                 send_samples(config, "sample", shown, rate)
                 say(f"{rate:g} events a second each")
             with steps.step("the stream reads them"):
-                wait_read(config, shown, threading.Event())
+                wait_read(config, shown, threading.Event(), lambda left: steps.now(f"the stream reads them: {left:,} to go"))
             settling = (Charge if airflow else Settling)(config, yesterday, count, rate)
             settling.start()
             steps.say(f"ready after {time.monotonic() - steps.began:.1f} s; Ctrl-C ends everything")
@@ -1689,12 +1716,15 @@ def load(config: Settings, day: date, topics: Sequence[Topic], count: int) -> st
     return one_line(sent.stdout)
 
 
-def wait_read(config: Settings, topics: Sequence[Topic], ended: threading.Event) -> None:
-    """Wait until the streams have read what the topics hold now, or it is ended."""
+def wait_read(
+    config: Settings, topics: Sequence[Topic], ended: threading.Event, say: Callable[[int], None] = lambda _: None
+) -> None:
+    """Wait until the streams have read what the topics hold now, or it is ended, and say how many records are left."""
     from tidemark import kafka, lake
 
     ends = kafka.offsets(config, [t.name for t in topics], "latest")
-    while not ended.wait(0.2) and lake.unread(lake.pins(config, catalog().streams), ends):
+    while not ended.wait(0.2) and (left := lake.unread(lake.pins(config, catalog().streams), ends)):
+        say(left)
         for stream in {t.stream for t in topics}:
             refuse_ended(config, stream)
 
@@ -1792,7 +1822,12 @@ class Charge(Beside):
         from tidemark import lake
 
         mine = [r for r in lake.runs(self.config) if str(self.day) in r.days]
-        return [*self.said, *(f"{self.day}: run {r.id} is {r.state}" for r in mine[-1:])]
+        then = f"; {self.day} is settled again by: tidemark settle --day {self.day}"
+        return [*self.said, *(f"{self.day}: run {r.id} is {r.state}{self.why(r, then)}" for r in mine[-1:])]
+
+    @staticmethod
+    def why(run: Run, then: str) -> str:
+        return f": {one_line(run.note)[:160]}{then}" if run.state == "failed" else ""
 
     def settles(self) -> None:
         self.started.set()
@@ -1841,6 +1876,7 @@ class Settling(Beside):
 def main() -> None:
     """The console script."""
     open_all_three()
+    have_java_read_names()
     try:
         app()
     except SystemExit as ending:
@@ -1859,6 +1895,13 @@ def open_all_three() -> None:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
+def have_java_read_names() -> None:
+    """Have a JVM read names of files as this process does: under `LC_ALL=C` Python takes them as UTF-8, and Java as ASCII, to
+    which a home with any other letter is no path."""
+    if sys.getfilesystemencoding() == "utf-8" and locale.getencoding().lower() not in ("utf-8", "utf8"):
+        os.environ["LC_ALL"] = "C.UTF-8"
 
 
 if __name__ == "__main__":
