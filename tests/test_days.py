@@ -362,6 +362,38 @@ def test_every_published_day_that_looks_at_a_whole_day_with_a_late_event_is_sett
         assert [d.day for d in settle.stale(there, of)] == wanted
 
 
+#   26th: settled from 04:00 on │           │ published at 07:00
+@pytest.mark.parametrize(
+    ("begun", "taken_back", "again"),
+    [("03", "06", [26]), ("03", "09", [26]), ("05", "09", [26]), ("05", "06", [26]), ("01", "03", []), ("08", "09", [])],
+)
+def test_day_that_may_have_looked_at_a_publication_that_was_taken_back_is_settled_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, begun: str, taken_back: str, again: list[int]
+) -> None:
+    """Also at one that was begun after it, and published before it had read that day."""
+    file = File("live/main-5-5-x/day=2026-10-25/part-0.parquet", 1, 1, date(2026, 10, 25), 0, None, None)
+    monkeypatch.setattr(lake.Table, "exists", True)
+    monkeypatch.setattr(lake.Table, "expired_before", date.min)
+    monkeypatch.setattr(lake.Table, "files", lambda table: [file] if table.name == "log/prices" else [])
+    monkeypatch.setattr(lake, "refuse_other_zone", lambda *_: None)  # which asks a log, and there is none
+    of, pins = (
+        catalog([type("days", (), {"prices": PRICES, "daily": daily, "change": change})]),
+        {"main": Pin("main", 6, READ, "")},
+    )
+
+    def settled(name: str, day: int, state: str, begun: str, mark: str, at: str) -> Run:
+        tables = {view: {mark: f"2026-10-27T{at}"} for view in ("daily", "change")}
+        return Run(name, state, [f"2026-10-{day}"], "", f"2026-10-27T{begun}", "", pins, tables)
+
+    runs = [
+        settled("first", 25, "published", "00", "published", "00"),
+        settled("second", 26, "published", "04", "published", "07"),
+        settled("third", 25, "rolled back", begun, "rolled_back", taken_back),
+    ]
+    monkeypatch.setattr(lake, "runs", lambda _: runs)
+    assert [d.day for d in settle.stale(settings, of)] == again
+
+
 @rollup(reads={"prices": PRICES}, key=("hour",), time="hour", merge={"times": "distinct"})
 def hours(prices):
     return prices.groupBy(pane("at", "1 hour").alias("hour")).agg(distinct("at").alias("times"))

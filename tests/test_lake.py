@@ -1541,6 +1541,23 @@ def test_a_damaged_record_does_not_keep_what_is_live_from_its_readers(settings, 
     assert lake.reopened(settings, NOON) == DAY
 
 
+def test_a_day_whose_publication_was_taken_back_is_computed_again_where_events_still_came_in_time_for_it(settings):
+    """What came while it was settled no refresh has written, nor does one look back so far by now."""
+    run = a_run(settings, "night-1", 0, DAY - timedelta(days=9), DAY)
+    for at, back, day in (
+        (NOON + timedelta(hours=14), HOUR, DAY),
+        (NOON + timedelta(hours=40), 6 * HOUR, DAY),  # the stream may be behind by so much
+        (NOON + timedelta(days=5), HOUR, None),
+        (NOON + timedelta(days=5), timedelta(days=4), DAY),
+    ):
+        run.created, run.state = at.isoformat(), "published"
+        lake.save(settings, run)
+        assert lake.reopened(settings, NOON, back) is None
+        run.state = "rolled back"
+        lake.save(settings, run)
+        assert lake.reopened(settings, NOON, back) == day
+
+
 def test_a_record_is_new_since_it_came_to_its_name_and_not_since_it_was_written(settings):
     """
     written beside ──▶ somebody looks, and finds the record of before ──▶ it has its name

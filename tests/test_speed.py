@@ -388,7 +388,7 @@ def test_what_reads_a_view_that_lacks_a_reopened_day_is_computed_again(tmp_path:
     """
     run, names = datetime.now(UTC) - HOUR, ("payment_ledger", "payment_days")
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("tidemark.lake.reopened", lambda _, since: END.date() if since < run else None)
+    monkeypatch.setattr("tidemark.lake.reopened", lambda _, since, back: END.date() if since < run else None)
     refreshers, known = [], {}
     for name in names:
         one: Any = object.__new__(speed.Refresher)

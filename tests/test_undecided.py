@@ -265,6 +265,22 @@ def test_replay_that_a_night_has_overtaken_on_which_another_lies_says_that_one_f
     assert {p.table for p in settle.publish(lived, CATALOG, waits.id) if p.version} == {"minutes", "hours"}
 
 
+def test_older_run_is_not_published_over_one_that_is_published_while_it_stands_before_its_commit(lived, monkeypatch):
+    """As where its process was frozen: who reads the records before its turn knows nothing of the other."""
+    older, commit = staged(lived, "older", "settle", 3, (YESTERDAY,), 20), lake.commit
+
+    def after_another(table, decide, **more):
+        monkeypatch.setattr(lake, "commit", commit)
+        staged(lived, "newer", "settle", 4, (YESTERDAY,), 30)
+        settle.publish(lived, CATALOG, "newer")
+        return commit(table, decide, **more)
+
+    monkeypatch.setattr(lake, "commit", after_another)
+    with pytest.raises(lake.LakeError, match=rf"up to batch 3, but {YESTERDAY} of .* was published by run newer with batch 4; "):
+        settle.publish(lived, CATALOG, older.id)
+    assert read(lived) == {name: {BEFORE: [0, 1], YESTERDAY: [30], TODAY: [5]} for name in ("minutes", "hours")}
+
+
 @pytest.mark.parametrize(
     ("kind", "newer", "way"),
     [

@@ -37,7 +37,7 @@ from urllib.parse import unquote
 
 import structlog
 
-from tidemark.model import NAME, Catalog, Declared, Rollup, Topic, duration
+from tidemark.model import NAME, Catalog, Declared, Rollup, Topic, duration, midnight
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -1368,16 +1368,20 @@ def published_by(path: Path, _inode: int, _changed_at: int, _size: int) -> tuple
     return frozenset(names), frozenset(map(date.fromisoformat, run.days))
 
 
-def reopened(settings: Settings, since: datetime) -> date | None:
-    """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then. A
-    damaged record is as one that was moved away."""
-    found = []
+def reopened(settings: Settings, since: datetime, back: timedelta = timedelta(0)) -> date | None:
+    """The earliest live day whose rollups a run has replaced or given back, or that looks at rejects it mended, since then; or
+    whose publication was taken back: what came meanwhile in time for it, up to `back` after its end, no refresh has written into
+    a settled day. A day more is for a stream that was behind. A damaged record is as one that was moved away."""
+    found = list[str]()
     for path in records(settings):
         if path.stat().st_ctime > since.timestamp():  # when it came to its name; it was written a moment before
             with suppress(LakeError):
                 run = as_run(path)
                 found += run.open_days if run.state in ("published", "rolled back") else []
                 found += run.mended if run.state != "running" else []  # whose rows may be on their way
+                if run.state == "rolled back":
+                    whole = datetime.fromisoformat(run.created) - back - timedelta(days=2)
+                    found += [d for d in run.days if midnight(date.fromisoformat(d), settings.tz) > whole]
     return date.fromisoformat(min(found)) if found else None
 
 
@@ -1549,11 +1553,11 @@ def publish(
     cannot be told to lie before the pin.
     """
     adds = staged_whole(table, run) if adds is None else adds
-    note, known, days, streams = replaced_note(settings, run.id, table), runs(settings), set(days), set(streams)
+    note, days, streams = replaced_note(settings, run.id, table), set(days), set(streams)
 
     def decide() -> tuple[list[Any], dict[str, Any]] | None:
         present = {f.path for f in table.files()}
-        gone = replaced_by_now(table, run, adds, days, streams, whole_days, known)
+        gone = replaced_by_now(table, run, adds, days, streams, whole_days, runs(settings))
         fresh = [a for a in adds if unquote(a.path) not in present]
         if not fresh and not gone:
             return None

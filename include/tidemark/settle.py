@@ -803,7 +803,9 @@ def overtaken(settings: Settings, catalog: Catalog, runs: Sequence[Run], newest:
                     mine = newest[name].get(later := day + timedelta(days=n + 1))
                     if not mine or str(day) in mine.days:
                         continue
-                    taken_back = any(began < mine.created < at for began, at in gone.get(day, ()))
+                    # It may have read a publication that was made after it was begun, and before it was published itself.
+                    until = mine.tables[name].get("published", mine.touched)
+                    taken_back = any(began < until and mine.created < at for began, at in gone.get(day, ()))
                     if taken_back or any(at > mine.created for at, _ in published):
                         before = [run.pins for at, run in published if at <= mine.created and not taken_back]
                         found.setdefault(view.name, {}).setdefault(day, []).append((later, before[-1] if before else {}))

@@ -1840,7 +1840,8 @@ class Refresher:
         if not folder.exists() or folder.stat().st_mtime <= since.timestamp():
             return None
         looking = looked()
-        found = lake.reopened(self.stream.settings, since)
+        back = duration(view.refresh.back) if view.refresh else timedelta(0)
+        found = lake.reopened(self.stream.settings, since, back)
         if not found:
             self.known[view.name] = looking
         return found
