@@ -265,6 +265,16 @@ def test_replay_that_a_night_has_overtaken_on_which_another_lies_says_that_one_f
     assert {p.table for p in settle.publish(lived, CATALOG, waits.id) if p.version} == {"minutes", "hours"}
 
 
+def test_replay_takes_nothing_newer_back_that_could_not_be_computed_again(lived, monkeypatch):
+    waits = staged(lived, "replay-1", "replay", 3, (BEFORE, YESTERDAY), 20)
+    staged(lived, "night-1", "settle", 4, (BEFORE, YESTERDAY), 30)
+    settle.publish(lived, CATALOG, "night-1")
+    monkeypatch.setattr(settle, "held_from", lambda *_: (YESTERDAY, "the log keeps a day"))
+    said = rf"of {BEFORE} could not be computed again, for the log keeps a day\. Drop this one: tidemark drop replay-1$"
+    with pytest.raises(lake.LakeError, match=said):
+        settle.publish(lived, CATALOG, waits.id)
+
+
 def test_older_run_is_not_published_over_one_that_is_published_while_it_stands_before_its_commit(lived, monkeypatch):
     """As where its process was frozen: who reads the records before its turn knows nothing of the other."""
     older, commit = staged(lived, "older", "settle", 3, (YESTERDAY,), 20), lake.commit

@@ -1559,10 +1559,8 @@ class Settling:
         events = {}
         for parameter, topic in rollup.topics.items():
             accepted = fold.accepted(topic, self.log_rows(topic, since, until))
-            if period(self.settings, *self.touched(since, until)) != (
-                since,
-                until,
-            ):  # of whole days every record of their files is
+            # Of other hours of the files no row is kept: they are not rolled. Of whole days every record is looked at.
+            if period(self.settings, *self.touched(since, until)) != (since, until):
                 timed = accepted.withColumn("_at", fold.event_time(topic))
                 accepted = fold.within(timed, "_at", self.bounds((since, until))).drop("_at")
             events[parameter] = accepted
@@ -2018,7 +2016,8 @@ def refuse_older(settings: Settings, catalog: Catalog, run: Run) -> None:
     if newer:
         way = f"settle again: {run.anew}"
         if run.kind == "replay":
-            way = way_back(run, with_what_lies_on(catalog, known, [other for other, _ in newer]))
+            lying = with_what_lies_on(catalog, known, [other for other, _ in newer])
+            way = way_back(run, lying, *held_from(settings, catalog, catalog.names))
         raise lake.LakeError(f"{newer[0][1]}; {way}")
 
 
@@ -2043,12 +2042,15 @@ def with_what_lies_on(catalog: Catalog, known: Sequence[Run], runs: Sequence[Run
     return sorted(found.values(), key=lambda r: r.published or "")
 
 
-def way_back(run: Run, newer: Sequence[Run]) -> str:
-    """How a replay comes to be published although runs have published some of its days since, oldest first."""
+def way_back(run: Run, newer: Sequence[Run], since: date = date.min, why: str = "") -> str:
+    """How a replay comes to be published although runs have published some of its days since, oldest first. What the logs hold
+    from `since` on alone could be computed again."""
     if replays := [other.id for other in newer if other.kind == "replay"]:
         return f"run {replays[-1]} is the newer replay, so drop this one: tidemark drop {run.id}"
     back = ", ".join(f"tidemark rollback {other.id}" for other in reversed(newer))
     days = sorted({day for other in newer for day in other.days})
+    if days[0] < str(since):
+        return f"what is newer of {days[0]} could not be computed again, for {why}. Drop this one: tidemark drop {run.id}"
     return (
         f"it need not be computed again: take the newer back, publish this one, and settle again what was taken back: {back}, "
         f"tidemark publish {run.id}, tidemark settle {' '.join(f'--day {day}' for day in days)}"
