@@ -1844,7 +1844,9 @@ def expire_all(settings: Settings, catalog: Catalog, now: datetime | None = None
     """Take out what is kept no longer: log days beyond a topic's `keep`; verdicts, runs' records and checkpoints set aside
     beyond `keep_records`, but no run that is undecided. The ledger is kept as long as every log is of which it tells. What a run
     that is at work may read yet waits for the next time: it would stage what has expired meanwhile as empty days. So does a
-    batch that is not in the ledger yet, and a table whose log is damaged, for which it raises `LakeError` at the end."""
+    batch that is not in the ledger yet, and a table whose log is damaged, for which it raises `LakeError` at the end. In another
+    business zone than the days', where `keep` would end hours too soon, it raises it at once."""
+    refuse_other_zone(settings, catalog.topics.values())
     now = now or datetime.now(UTC)
     limit, keeps = now - duration(settings.keep_records), [topic.keep for topic in catalog.topics.values()]
     known, folder, damaged = runs(settings), settings.lake_path / "runs", list[LakeError]()

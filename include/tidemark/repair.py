@@ -81,8 +81,9 @@ def repair(settings: Settings, catalog: Catalog, progress: Progress = lambda _: 
     Beside a running stream too. What cannot be repaired says why, and keeps nothing else from it but what is made of it: a log
     of which Kafka no longer holds what a file held, or nobody knows what it held, what is made of days that a log no longer
     keeps, and verdicts that nothing holds any more.
-    Raises `RepairError` for the ledger, which is made of nothing else.
+    Raises `RepairError` for the ledger, which is made of nothing else, and `LakeError` in another business zone than the days'.
     """
+    lake.refuse_other_zone(settings, catalog.topics.values())
     done, left = list[Repaired](), set[str]()
     ledger, verdicts = lake.ledger(settings), lake.verdicts(settings)
     if files := damaged(ledger):
