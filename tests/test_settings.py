@@ -81,7 +81,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(
             (
                 {where: f"/a/b{sign}c"},
-                rf"{where.upper()}=.*: Java, Spark or Kafka takes /a/b.* for another path, for {re.escape(sign)};",
+                rf"Java, Spark or Kafka takes /a/b.* for another path, for {re.escape(sign)}; set TIDEMARK_{where.upper()} to",
             )
             for where in ("home", "jars_dir")
             for sign in (",", ":", '"', "#", "*", "?", "{", "}", "[", "]")

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import DateType, StructField, StructType
 from structlog.testing import capture_logs
 
-from tidemark import fold, lake, local, report, settle, speed
+from tidemark import fold, lake, local, repair, report, settle, speed
 from tidemark.model import Catalog, Topic, rollup, view
 
 NOW = datetime.now(UTC)
@@ -72,6 +72,13 @@ def test_replay_that_was_dropped_does_not_go_on(settings):
     recorded(settings, "r1", "replay", (YESTERDAY,), state="dropped")
     with pytest.raises(settle.SettleError, match=r"run r1 was dropped, and what it staged is gone; replay again as another run"):
         settle.replay(settings, NOTHING, "a mistake", name="r1")
+
+
+def test_settling_that_was_dropped_as_it_began_says_how_it_begins_again(settings):
+    run = recorded(settings, "s1", "settle", (BEFORE, YESTERDAY), state="running")
+    lake.drop(settings, NOTHING, run)
+    with pytest.raises(settle.SettleError, match=rf"gone; settle again: tidemark settle --day {BEFORE} --day {YESTERDAY}$"):
+        settle.work(settings, NOTHING, run, print)
 
 
 def test_rejects_are_not_mended_beside_a_replay_that_began_while_spark_did(settings, monkeypatch):
@@ -141,6 +148,8 @@ def test_what_was_cut_into_days_in_another_zone_is_not_read_by_days_of_this_one(
         lambda: settle.replay(tokyo, catalog, "a mistake"),
         lambda: settle.settle_rejects(tokyo, catalog, "page may be null"),
         stream.make_tables,
+        lambda: lake.expire_all(tokyo, catalog),
+        lambda: repair.repair(tokyo, catalog),
     ):
         with pytest.raises(lake.LakeError, match=other):
             work()

@@ -272,15 +272,15 @@ class Settings(BaseSettings):
             )
         return path
 
-    @field_validator("home", "jars_dir")
-    @classmethod
-    def is_read_as_one_path(cls, said: Path | None) -> Path | None:
+    @model_validator(mode="after")
+    def places_are_read_as_one_path(self) -> Self:
         """Java's class path, Kafka's list of folders and Spark's list of jars part a path at these signs, or read more in it."""
-        if said and (found := re.search(r'[,:"#*?{}\[\]]', str(said.absolute()))):
-            raise ValueError(
-                f"Java, Spark or Kafka takes {said.absolute()} for another path, for {found[0]}; give another folder"
-            )
-        return said
+        for name, place in (("TIDEMARK_HOME", self.home.absolute()), ("TIDEMARK_JARS_DIR", self.jars)):
+            if found := re.search(r'[,:"#*?{}\[\]]', str(place)):
+                raise ValueError(
+                    f"Java, Spark or Kafka takes {place} for another path, for {found[0]}; set {name} to another folder"
+                )
+        return self
 
     @model_validator(mode="after")
     def lake_is_found_where_it_is(self) -> Self:

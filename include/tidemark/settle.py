@@ -928,10 +928,9 @@ def refuse_undecided(settings: Settings, name: str | None = None) -> None:
 
 def refuse_dropped(run: Run) -> None:
     if run.state == "dropped":
-        raise SettleError(
-            f"run {run.id} was dropped, and what it staged is gone; replay again as another run: leave out --run, or trigger "
-            f"`reprocess` anew"
-        )
+        way = "replay again as another run: leave out --run, or trigger `reprocess` anew"
+        way = way if run.kind == "replay" else f"settle again: {run.anew}"
+        raise SettleError(f"run {run.id} was dropped, and what it staged is gone; {way}")
 
 
 def topics_of(catalog: Catalog, declared: Declared) -> list[Topic]:
