@@ -159,9 +159,9 @@ def test_list_in_a_struct_that_older_files_lack_is_null_there(settings, beside, 
 
 
 def test_path_with_signs_that_urls_and_patterns_use(tmp_path):
-    settings = Settings(home=tmp_path / "it's [1] *")
+    settings = Settings(home=tmp_path, lake=tmp_path / "it's [1] *" / "lake")
     add(table(settings, "log/page_views"), "live/main 1+%41é", NOV_19, [view_of("/a")])
-    shutil.copytree(settings.home, tmp_path / "it's 1 as the pattern has it")
+    shutil.copytree(settings.lake_path.parent, tmp_path / "it's 1 as the pattern has it")
     assert query(settings, CATALOG, "SELECT page FROM page_views", rows=9, seconds=20).rows == [("/a",)]
 
 
