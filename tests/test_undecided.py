@@ -261,15 +261,18 @@ def test_replay_that_two_nights_have_overtaken_says_the_newest_first_and_each_on
     assert {p.table for p in settle.publish(lived, CATALOG, waits.id) if p.version} == {"minutes", "hours"}
 
 
-def test_replay_that_a_night_has_overtaken_on_which_another_lies_says_that_one_first_and_its_days_too(lived):
+@pytest.mark.parametrize("kind", ["settle", "replay"])
+def test_replay_that_a_night_has_overtaken_on_which_another_lies_says_that_one_first_and_its_days_too(lived, kind):
     waits = staged(lived, "replay-1", "replay", 3, (BEFORE,), 20)
-    for name, seq, days in (("night-1", 4, (BEFORE, YESTERDAY)), ("night-2", 5, (YESTERDAY,))):
-        staged(lived, name, "settle", seq, days, 30 + seq)
+    for name, seq, days in (("night-1", 4, (BEFORE, YESTERDAY)), ("the-other", 5, (YESTERDAY,))):
+        staged(lived, name, kind if name == "the-other" else "settle", seq, days, 30 + seq)
         settle.publish(lived, CATALOG, name)
-    commands = f"tidemark rollback night-2, tidemark rollback night-1, tidemark publish replay-1, tidemark settle --day {BEFORE}"
+    commands = (
+        f"tidemark rollback the-other, tidemark rollback night-1, tidemark publish replay-1, tidemark settle --day {BEFORE}"
+    )
     with pytest.raises(lake.LakeError, match=rf"{commands} --day {YESTERDAY}$"):
         settle.publish(lived, CATALOG, waits.id)
-    for name in ("night-2", "night-1"):
+    for name in ("the-other", "night-1"):
         settle.rollback(lived, CATALOG, name, "the replay first")
     assert {p.table for p in settle.publish(lived, CATALOG, waits.id) if p.version} == {"minutes", "hours"}
 

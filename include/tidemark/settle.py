@@ -904,7 +904,8 @@ def refuse_code_since(settings: Settings, catalog: Catalog, run: Run) -> None:
             adds = f"stream {stream} adds rows" if stream else "later days are"
             raise SettleError(
                 f"run {run.id} computed {declared.name} as it was before it was changed, and {adds} of the code of now: the two "
-                f"would be mixed. Drop it and replay again: tidemark drop {run.id}, then tidemark replay"
+                f"would be mixed. Drop it and replay again: tidemark drop {run.id}, then tidemark replay. Where a log "
+                f"holds its days no more: put the pipeline's file back as it was, restart its stream, and publish"
             )
 
 
@@ -2044,7 +2045,8 @@ def with_what_lies_on(catalog: Catalog, known: Sequence[Run], runs: Sequence[Run
 def way_back(run: Run, newer: Sequence[Run], since: date = date.min, why: str = "") -> str:
     """How a replay comes to be published although runs have published some of its days since, oldest first. What the logs hold
     from `since` on alone could be computed again."""
-    if replays := [other.id for other in newer if other.kind == "replay"]:
+    both = {*run.days, *run.open_days}  # a replay of other days may lie on a night of these
+    if replays := [other.id for other in newer if other.kind == "replay" and both & {*other.days, *other.open_days}]:
         return f"run {replays[-1]} is the newer replay, so drop this one: tidemark drop {run.id}"
     back = ", ".join(f"tidemark rollback {other.id}" for other in reversed(newer))
     days = sorted({day for other in newer for day in other.days})
