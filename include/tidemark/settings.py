@@ -275,8 +275,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def places_are_read_as_one_path(self) -> Self:
         """Java's class path, Kafka's list of folders and Spark's list of jars part a path at these signs, or read more in it."""
-        for name, place in (("TIDEMARK_HOME", self.home.absolute()), ("TIDEMARK_JARS_DIR", self.jars)):
-            if found := re.search(r'[,:"#*?{}\[\]]', str(place)):
+        for name, said in (("TIDEMARK_HOME", self.home), ("TIDEMARK_JARS_DIR", self.jars_dir)):
+            place = str(said.absolute()) if said else ""
+            if found := re.search(r'[,:"#*?{}\[\]]', place):
                 raise ValueError(
                     f"Java, Spark or Kafka takes {place} for another path, for {found[0]}; set {name} to another folder"
                 )
