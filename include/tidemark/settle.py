@@ -2034,15 +2034,13 @@ def with_what_lies_on(catalog: Catalog, known: Sequence[Run], runs: Sequence[Run
     while waits:
         run = waits.pop()
         for other in (r for r in known if r.id not in found):
-            for declared in (d for d in catalog.derived if {*run.days_of(d)} & {*other.days_of(d)}):
-                marks = [r.tables.get(declared.name, {}).get("published") or "" for r in (run, other)]
-                if marks[1] > marks[0]:
-                    waits.append(found.setdefault(other.id, other))
-                    break
+            shared = [d.name for d in catalog.derived if {*run.days_of(d)} & {*other.days_of(d)}]
+            if any(other.tables.get(n, {}).get("published", "") > run.tables.get(n, {}).get("published", "") for n in shared):
+                waits.append(found.setdefault(other.id, other))
     return sorted(found.values(), key=lambda r: r.published or "")
 
 
-def way_back(run: Run, newer: Sequence[Run], since: date = date.min, why: str = "") -> str:
+def way_back(run: Run, newer: Sequence[Run], since: date, why: str) -> str:
     """How a replay comes to be published although runs have published some of its days since, oldest first. What the logs hold
     from `since` on alone could be computed again."""
     both = {*run.days, *run.open_days}  # a replay of other days may lie on a night of these
